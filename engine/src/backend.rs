@@ -1,0 +1,117 @@
+//! The seam between the engine's decisions and the hardware that computes.
+
+use baton_types::{BlockId, KvLayout, ModelSpec, NumericsVersion, TokenId};
+
+/// Which rows of a span need logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitRows {
+    /// Prefill in the middle of a prompt.
+    None,
+    /// Decode, and the end of a prompt.
+    Last,
+    /// Verification, and log-probabilities of the prompt.
+    All,
+}
+
+/// Consecutive tokens of one sequence in one step: a prefill chunk, one token of decode, or the
+/// guesses to verify.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'a> {
+    pub tokens: &'a [TokenId],
+    /// Position of `tokens[0]` in its sequence.
+    pub first_position: usize,
+    /// Pages of positions `0..first_position + tokens.len()`, in order (may be longer).
+    pub blocks: &'a [BlockId],
+    pub logits: LogitRows,
+}
+
+/// Tokens of one sequence whose K and V are read or written, in one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct KvSpan<'a> {
+    pub layer: usize,
+    pub blocks: &'a [BlockId],
+    pub token_first: usize,
+    pub token_count: usize,
+}
+
+/// Reads K and V in the wire's canonical order.
+pub trait KvRead {
+    /// Appends K, then V of all KV heads, each `[head][token][head_dim]` little-endian in the
+    /// layout's dtype.
+    fn read_kv(&self, span: &KvSpan<'_>, out: &mut Vec<u8>);
+}
+
+/// Told after each layer of a step, on the engine's own thread, while the next layer waits; so
+/// it copies what it needs and returns.
+pub trait LayerSink {
+    fn layer_done(&mut self, layer: usize, kv: &dyn KvRead);
+}
+
+/// A sink for steps whose KV goes nowhere.
+#[derive(Debug, Default)]
+pub struct NoSink;
+
+impl LayerSink for NoSink {
+    fn layer_done(&mut self, _layer: usize, _kv: &dyn KvRead) {}
+}
+
+/// Failures of a backend. The step that met one has produced nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    #[error("KV payload of {got} bytes does not fit the span: {want} bytes were expected")]
+    PayloadSize { got: usize, want: usize },
+    #[error("KV span {first}..{end} of layer {layer} lies outside the {blocks} blocks given")]
+    SpanOutside { layer: usize, first: usize, end: usize, blocks: usize },
+    #[error("{0}")]
+    Device(String),
+}
+
+/// Hardware that holds one model's weights and one pool of KV pages.
+///
+/// For one model file and one numerics version the logits at a position are a function of the
+/// tokens up to it alone, to the bit, whatever else is in the batch (see `docs/numerics.md`).
+pub trait Backend: Send {
+    fn spec(&self) -> &ModelSpec;
+
+    fn kv_layout(&self) -> &KvLayout;
+
+    fn kv_blocks(&self) -> usize;
+
+    fn numerics(&self) -> &NumericsVersion;
+
+    /// Most tokens, over all spans, that one step takes.
+    fn max_step_tokens(&self) -> usize;
+
+    /// Most rows of logits that one step yields.
+    fn max_logit_rows(&self) -> usize;
+
+    /// Runs all spans through all layers, writing their K and V into their pages. Several spans
+    /// may share pages that lie before their `first_position`; none writes into a page that
+    /// another reads.
+    ///
+    /// Returns `logits[rows, vocab]`, rows in the order of the spans (and of the tokens within
+    /// one, for `LogitRows::All`).
+    ///
+    /// # Errors
+    /// `Device` when the hardware fails.
+    ///
+    /// # Panics
+    /// Where a bound above is exceeded or `blocks` is too short: the planner's bug.
+    fn step(
+        &mut self,
+        spans: &[Span<'_>],
+        sink: &mut dyn LayerSink,
+    ) -> Result<&[f32], BackendError>;
+
+    /// Places K and V that another node computed; `payload` as `KvRead::read_kv` yields it.
+    ///
+    /// # Errors
+    /// `PayloadSize` and `SpanOutside`, with nothing written.
+    fn write_kv(&mut self, span: &KvSpan<'_>, payload: &[u8]) -> Result<(), BackendError>;
+
+    /// Copies the first `tokens` tokens of a page over all layers (copy on write).
+    fn copy_block(&mut self, from: BlockId, to: BlockId, tokens: usize);
+
+    /// Reads K and V outside a step: what a prefix cache held before it.
+    fn kv(&self) -> &dyn KvRead;
+}

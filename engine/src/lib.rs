@@ -1,0 +1,5 @@
+//! The inference engine of one node: packed weights, the forward pass and its kernels, sampling,
+//! and the pure step planner. It owns the arithmetic and the order of steps; it knows no network
+//! and no async.
+
+pub mod backend;

@@ -1,0 +1,119 @@
+//! Identifiers. Each is a type of its own, so that no two can be confused in a call.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// Index of a token in the model's vocabulary.
+pub type TokenId = u32;
+
+macro_rules! integer_id {
+    ($(#[$doc:meta])* $name:ident($int:ty)) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize,
+            Deserialize,
+        )]
+        pub struct $name(pub $int);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+integer_id!(
+    /// A node's random number of this start; a restarted node carries another.
+    Incarnation(u64)
+);
+integer_id!(
+    /// Counts the attempts of one transfer; a frame of an older one is refused.
+    Epoch(u32)
+);
+integer_id!(
+    /// A page of the KV pool, `0..capacity`.
+    BlockId(u32)
+);
+
+macro_rules! bytes_id {
+    ($(#[$doc:meta])* $name:ident, $len:literal) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+        )]
+        pub struct $name(pub [u8; $len]);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({self})", stringify!($name))
+            }
+        }
+
+        impl TryFrom<&[u8]> for $name {
+            type Error = std::array::TryFromSliceError;
+
+            fn try_from(bytes: &[u8]) -> Result<Self, Self::Error> {
+                bytes.try_into().map(Self)
+            }
+        }
+    };
+}
+
+bytes_id!(
+    /// Names one request across all nodes; random, drawn by the router.
+    RequestId, 16
+);
+bytes_id!(
+    /// Names one handoff; drawn by the decode node that granted it.
+    TransferId, 16
+);
+bytes_id!(
+    /// Chained, keyed hash of a prefix that ends at a block's border.
+    BlockHash, 32
+);
+bytes_id!(
+    /// Hash over weights, tokenizer and architecture; equal on nodes that may be paired.
+    ModelFingerprint, 32
+);
+
+/// A node's name, unique in its cluster and stable over restarts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeId(Arc<str>);
+
+impl NodeId {
+    pub fn new(name: impl AsRef<str>) -> Self {
+        Self(name.as_ref().into())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Names one arithmetic: kernels' order of operations and the KV precision, e.g.
+/// `x86-int8.1/kv-bf16`. Nodes that differ never serve one request together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NumericsVersion(pub String);
+
+impl fmt::Display for NumericsVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

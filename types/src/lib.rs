@@ -1,0 +1,25 @@
+//! The words that every crate of Baton shares: identifiers, the one `GenerateRequest`, the one
+//! `SamplingParams`, the shape of a model and of its KV cache, and `ErrorCode`.
+//!
+//! It owns meaning and validation. It does no I/O, knows no async and no wire format.
+
+#![forbid(unsafe_code)]
+
+mod artifacts;
+mod error;
+mod ids;
+mod kv;
+mod model;
+mod request;
+mod response;
+
+pub use artifacts::{GgufVocab, ModelArtifacts, TokenizerSource};
+pub use error::{Error, ErrorCode};
+pub use ids::{
+    BlockHash, BlockId, Epoch, Incarnation, ModelFingerprint, NodeId, NumericsVersion, RequestId,
+    TokenId, TransferId,
+};
+pub use kv::{HASH_UNIT_TOKENS, KvDtype, KvLayout};
+pub use model::{ModelFamily, ModelSpec, RopeScaling, RopeSpec};
+pub use request::{GenerateRequest, Limits, SamplingParams, StopParams};
+pub use response::{FinishReason, TokenLogprobs, TokenOutput, Usage};

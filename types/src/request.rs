@@ -1,0 +1,187 @@
+//! The one request type. Wire forms convert into it and are validated on the way.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, ModelSpec, RequestId, TokenId};
+
+/// How the next token is drawn. Neutral values switch a rule off.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SamplingParams {
+    /// 0 takes the likeliest token.
+    pub temperature: f32,
+    /// Keep the k likeliest; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set with at least this share of the probability; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens with at least this share of the likeliest one's probability; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or answer; 1 is
+    /// off.
+    pub repetition_penalty: f32,
+    /// Subtracted once from the logit of each token that the answer has.
+    pub presence_penalty: f32,
+    /// Subtracted for each time that the answer has the token.
+    pub frequency_penalty: f32,
+    /// Added to logits.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Key of the random generator; the router draws one where the caller gave none.
+    pub seed: u64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+/// When an answer ends. Stop strings are the router's own business and do not travel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StopParams {
+    pub max_tokens: u32,
+    /// End-of-answer tokens and stop ids are not drawn before so many tokens.
+    pub min_tokens: u32,
+    pub stop_token_ids: Vec<TokenId>,
+    /// Goes on past the model's own end-of-answer tokens.
+    pub ignore_eos: bool,
+}
+
+/// One generation: a prompt in ids, `choices` answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GenerateRequest {
+    pub id: RequestId,
+    pub prompt: Vec<TokenId>,
+    pub sampling: SamplingParams,
+    pub stop: StopParams,
+    /// How many answers (`n`); they share the prompt's blocks.
+    pub choices: u16,
+    /// Log-probabilities with so many likeliest alternatives; `None` for none at all.
+    pub logprobs: Option<u16>,
+    /// The same for the prompt's own tokens (echo).
+    pub prompt_logprobs: Option<u16>,
+    /// Separates the prefix caches of tenants.
+    pub tenant_salt: Vec<u8>,
+    /// Time left for the whole request, from its arrival at whoever reads this.
+    pub deadline_ms: u64,
+}
+
+/// Bounds that a request must keep, from the model and the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub vocab: usize,
+    pub context_tokens: usize,
+    pub choices_max: u16,
+    pub logprobs_max: u16,
+    pub stop_ids_max: usize,
+    pub logit_bias_max: usize,
+}
+
+impl Limits {
+    pub fn for_model(spec: &ModelSpec) -> Self {
+        Self {
+            vocab: spec.vocab,
+            context_tokens: spec.context_tokens,
+            choices_max: 16,
+            logprobs_max: 20,
+            stop_ids_max: 64,
+            logit_bias_max: 300,
+        }
+    }
+}
+
+impl GenerateRequest {
+    /// Checks every bound.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with the field that is out of bounds, by the name it has in the API.
+    pub fn validate(&self, limits: &Limits) -> Result<(), Error> {
+        let length = self.prompt.len();
+        if length == 0 {
+            return Err(Error::invalid("prompt", "the prompt has no tokens; send at least one"));
+        }
+        if length >= limits.context_tokens {
+            return Err(Error::invalid(
+                "prompt",
+                format!(
+                    "the prompt has {length} tokens, but the model's context holds {} with at \
+                     least one for the answer; shorten the prompt",
+                    limits.context_tokens
+                ),
+            ));
+        }
+        if let Some(id) = self.prompt.iter().find(|&&id| id as usize >= limits.vocab) {
+            return Err(Error::invalid("prompt", unknown_id(*id, limits.vocab)));
+        }
+        self.validate_stop(limits)?;
+        self.validate_sampling(limits)?;
+        bounded("n", self.choices as f64, 1.0, limits.choices_max as f64)?;
+        for (field, count) in
+            [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)]
+        {
+            bounded(field, count.unwrap_or(0) as f64, 0.0, limits.logprobs_max as f64)?;
+        }
+        Ok(())
+    }
+
+    fn validate_stop(&self, limits: &Limits) -> Result<(), Error> {
+        let stop = &self.stop;
+        bounded("max_tokens", stop.max_tokens as f64, 1.0, u32::MAX as f64)?;
+        if stop.min_tokens > stop.max_tokens {
+            return Err(Error::invalid(
+                "min_tokens",
+                format!("{} is more than max_tokens ({})", stop.min_tokens, stop.max_tokens),
+            ));
+        }
+        bounded_count("stop_token_ids", stop.stop_token_ids.len(), limits.stop_ids_max)?;
+        match stop.stop_token_ids.iter().find(|&&id| id as usize >= limits.vocab) {
+            Some(id) => Err(Error::invalid("stop_token_ids", unknown_id(*id, limits.vocab))),
+            None => Ok(()),
+        }
+    }
+
+    fn validate_sampling(&self, limits: &Limits) -> Result<(), Error> {
+        let s = &self.sampling;
+        bounded("temperature", s.temperature as f64, 0.0, 2.0)?;
+        bounded("top_p", s.top_p as f64, f64::MIN_POSITIVE, 1.0)?;
+        bounded("min_p", s.min_p as f64, 0.0, 1.0)?;
+        bounded("repetition_penalty", s.repetition_penalty as f64, 0.01, 10.0)?;
+        bounded("presence_penalty", s.presence_penalty as f64, -2.0, 2.0)?;
+        bounded("frequency_penalty", s.frequency_penalty as f64, -2.0, 2.0)?;
+        bounded_count("logit_bias", s.logit_bias.len(), limits.logit_bias_max)?;
+        for &(id, bias) in &s.logit_bias {
+            if id as usize >= limits.vocab {
+                return Err(Error::invalid("logit_bias", unknown_id(id, limits.vocab)));
+            }
+            bounded("logit_bias", bias as f64, -100.0, 100.0)?;
+        }
+        Ok(())
+    }
+}
+
+fn bounded(field: &str, value: f64, low: f64, high: f64) -> Result<(), Error> {
+    if value >= low && value <= high {
+        return Ok(());
+    }
+    let low = if low == f64::MIN_POSITIVE { "more than 0".into() } else { format!("{low}") };
+    Err(Error::invalid(field, format!("{value} is out of bounds: {field} is {low} to {high}")))
+}
+
+fn bounded_count(field: &str, count: usize, most: usize) -> Result<(), Error> {
+    if count <= most {
+        return Ok(());
+    }
+    Err(Error::invalid(field, format!("{count} entries are too many: at most {most}")))
+}
+
+fn unknown_id(id: TokenId, vocab: usize) -> String {
+    format!("token id {id} is not in the model's vocabulary of {vocab}")
+}
