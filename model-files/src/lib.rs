@@ -1,1 +1,19 @@
-//! See the crate table in ARCHITECTURE.md.
+//! Readers of model files: GGUF, and folders in Hugging Face's form (`config.json`, safetensors,
+//! `tokenizer.json`).
+//!
+//! It owns the trust boundary: what comes out has been checked for bounds, shapes and sane
+//! hyperparameters, so that the engine indexes without asking again. It computes nothing and
+//! never panics on a file's content.
+
+mod error;
+mod gguf;
+mod hf;
+mod map;
+mod model_file;
+mod spec;
+mod tensor;
+
+pub use error::ModelFileError;
+pub use model_file::ModelFile;
+pub use spec::llama3_factor;
+pub use tensor::{LayerTensor, RowOrder, TensorDtype, TensorRole, TensorView};

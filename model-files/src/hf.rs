@@ -1,0 +1,51 @@
+//! Folders in Hugging Face's form: `config.json`, `*.safetensors`, `tokenizer.json`.
+
+mod artifacts;
+mod config;
+mod shards;
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use serde::de::DeserializeOwned;
+
+use crate::ModelFileError;
+use crate::model_file::Inner;
+
+/// Opens and checks a folder.
+///
+/// # Errors
+/// When a file is missing, damaged or of a kind that Baton does not serve.
+pub(crate) fn open_folder(folder: &Path) -> Result<Inner, ModelFileError> {
+    let config = config::Config::read(folder)?;
+    let (files, found) = shards::open(folder)?;
+    let tied = config.is_tied(|name| found.contains_key(name));
+    let spec = config.spec(folder, tied)?;
+    let tensors = shards::llama_tensors(folder, &found, &spec)?;
+    let artifacts = artifacts::read(folder, &spec)?;
+    let spec = baton_types::ModelSpec {
+        bos_id: artifacts.bos_id,
+        eos_ids: artifacts.eos_ids.clone(),
+        ..spec
+    };
+    Ok(Inner { files, tensors, spec, artifacts, fingerprint: OnceLock::new() })
+}
+
+/// The text of a file of the folder; `None` when there is no such file.
+fn read_text(folder: &Path, name: &str) -> Result<Option<String>, ModelFileError> {
+    let path = folder.join(name);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ModelFileError::Open { path, source }),
+    }
+}
+
+/// A JSON file of the folder; `None` when there is no such file.
+fn read_json<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>, ModelFileError> {
+    let Some(text) = read_text(folder, name)? else { return Ok(None) };
+    serde_json::from_str(&text).map(Some).map_err(|source| ModelFileError::Json {
+        file: folder.join(name).display().to_string(),
+        source,
+    })
+}
