@@ -3,3 +3,7 @@
 //! and no async.
 
 pub mod backend;
+pub mod core;
+pub mod planner;
+pub mod sampler;
+pub mod thread;

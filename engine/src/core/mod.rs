@@ -1,0 +1,443 @@
+//! The engine's decisions: which requests run, on which blocks, and what each step's result means
+//! for them. Synchronous; one owner thread calls it (see [`crate::thread`]).
+//!
+//! A request is `Waiting` or `Reserved`, then its `Prompt` is computed (or received), then its
+//! choices are `Answering`. Preemption sends it back to `Waiting` with the tokens it has; the same
+//! path serves recovery from another node's death.
+
+mod admit;
+mod run;
+mod step;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use baton_kv_cache::{BlockEvent, BlockPool, HashKey, PoolStats};
+use baton_types::{
+    Error, ErrorCode, GenerateRequest, Limits, ModelFingerprint, RequestId, TokenOutput,
+};
+
+use crate::backend::{Backend, KvSpan};
+use crate::sampler::Scratch;
+use run::{Phase, Run};
+
+pub use run::{
+    Delivered, EngineEvent, ExportedSpan, Outbox, Prefilled, RunStats, SpanExport, Work,
+    sampler_digest,
+};
+pub use step::StepReport;
+
+/// Bounds of one engine.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Sequences (choices) in the batch at most.
+    pub max_sequences: usize,
+    /// Requests that wait for a place at most; more are refused.
+    pub max_waiting: usize,
+    /// Prefill tokens in one step at most.
+    pub prefill_chunk_tokens: usize,
+    /// The same in steps that have decodes.
+    pub mixed_prefill_tokens: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_sequences: 64,
+            max_waiting: 256,
+            prefill_chunk_tokens: 512,
+            mixed_prefill_tokens: 64,
+        }
+    }
+}
+
+/// What routers and operators see of an engine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EngineStatus {
+    pub running: usize,
+    pub waiting: usize,
+    /// Reservations whose KV has not arrived.
+    pub reserved: usize,
+    /// Prompt tokens that are still to be computed.
+    pub waiting_tokens: usize,
+    pub pool: PoolStats,
+    pub counters: EngineCounters,
+}
+
+/// Totals since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EngineCounters {
+    pub steps: u64,
+    pub prefill_tokens: u64,
+    pub decode_tokens: u64,
+    pub preemptions: u64,
+    pub finished: u64,
+    pub failed: u64,
+    pub cancelled: u64,
+    pub nan_logits: u64,
+    pub received_spans: u64,
+}
+
+/// One engine: a backend, its block pool and the requests on it.
+pub struct Engine {
+    backend: Box<dyn Backend>,
+    fingerprint: ModelFingerprint,
+    config: EngineConfig,
+    limits: Limits,
+    pool: BlockPool,
+    /// By number of arrival: lower is older.
+    runs: BTreeMap<u64, Run>,
+    numbers: HashMap<RequestId, u64>,
+    next_number: u64,
+    counters: EngineCounters,
+    scratch: Scratch,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("runs", &self.runs.len()).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    pub fn new(
+        backend: Box<dyn Backend>,
+        fingerprint: ModelFingerprint,
+        config: EngineConfig,
+    ) -> Self {
+        let layout = backend.kv_layout();
+        let pool = BlockPool::new(backend.kv_blocks(), layout.block_tokens as usize);
+        let limits = Limits::for_model(backend.spec());
+        let config = EngineConfig {
+            max_sequences: config.max_sequences.min(backend.max_logit_rows()),
+            prefill_chunk_tokens: config.prefill_chunk_tokens.min(backend.max_step_tokens()),
+            ..config
+        };
+        Self {
+            backend,
+            fingerprint,
+            config,
+            limits,
+            pool,
+            runs: BTreeMap::new(),
+            numbers: HashMap::new(),
+            next_number: 0,
+            counters: EngineCounters::default(),
+            scratch: Scratch::default(),
+        }
+    }
+
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    /// Queues a request; its events go to `outbox`, the last of them exactly once.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `ResourceExhausted` where the queue is full or the pool could never
+    /// hold it; the outbox has then got nothing.
+    pub fn submit(
+        &mut self,
+        request: GenerateRequest,
+        delivered: &[Delivered],
+        work: Work,
+        outbox: Box<dyn Outbox>,
+        now: Instant,
+    ) -> Result<(), Error> {
+        self.check(&request)?;
+        if self.waiting() >= self.config.max_waiting {
+            return Err(Error::exhausted(
+                format!("{} requests wait already", self.config.max_waiting),
+                500,
+            ));
+        }
+        let run = self.new_run(request, delivered, work, outbox, now);
+        self.check_fits(&run)?;
+        self.add(run);
+        Ok(())
+    }
+
+    /// Takes blocks for a request whose KV another node computes, or which
+    /// [`start`](Self::start) begins here. Returns the leading tokens that need no transfer.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` at once where there is no room, `InvalidArgument`.
+    pub fn reserve(
+        &mut self,
+        request: GenerateRequest,
+        delivered: &[Delivered],
+        outbox: Box<dyn Outbox>,
+        now: Instant,
+    ) -> Result<usize, Error> {
+        self.check(&request)?;
+        let mut run = self.new_run(request, delivered, Work::Generate, outbox, now);
+        self.check_fits(&run)?;
+        let Some(table) = self.take_blocks(&mut run) else {
+            return Err(Error::exhausted(
+                format!(
+                    "the prompt needs {} blocks and {} sequences; {} blocks are free, {} of {} \
+                     sequences run",
+                    self.blocks_wanted(&run),
+                    run.request.choices,
+                    self.pool.available(),
+                    self.sequences(),
+                    self.config.max_sequences,
+                ),
+                250,
+            ));
+        };
+        let cached_tokens = table.len();
+        run.phase = Phase::Reserved(table);
+        self.add(run);
+        Ok(cached_tokens)
+    }
+
+    /// Begins to compute a reserved request's prompt here.
+    ///
+    /// # Errors
+    /// `NotFound`, or `FailedPrecondition` where it runs already.
+    pub fn start(&mut self, id: RequestId) -> Result<(), Error> {
+        let run = self.run_mut(id)?;
+        match std::mem::replace(&mut run.phase, Phase::Waiting) {
+            Phase::Reserved(table) => {
+                run.phase = Phase::Prompt(table);
+                Ok(())
+            }
+            other => {
+                run.phase = other;
+                Err(Error::new(
+                    ErrorCode::FailedPrecondition,
+                    format!("request {id} is past its reservation"),
+                ))
+            }
+        }
+    }
+
+    /// Places received KV, `payload` in canonical order, into a reservation.
+    ///
+    /// # Errors
+    /// `NotFound` where the reservation is gone, `DataLoss` where the payload does not fit.
+    pub fn place(
+        &mut self,
+        id: RequestId,
+        layer: usize,
+        token_first: usize,
+        token_count: usize,
+        payload: &[u8],
+    ) -> Result<(), Error> {
+        let number = self.number(id)?;
+        let Phase::Reserved(table) = &self.runs[&number].phase else {
+            return Err(Error::new(
+                ErrorCode::FailedPrecondition,
+                format!("request {id} takes no KV any more"),
+            ));
+        };
+        let blocks = table.blocks();
+        if token_first < table.len() {
+            return Err(Error::new(
+                ErrorCode::FailedPrecondition,
+                format!("token {token_first} lies in the {} cached ones", table.len()),
+            ));
+        }
+        let span = KvSpan { layer, blocks, token_first, token_count };
+        self.backend
+            .write_kv(&span, payload)
+            .map_err(|error| Error::new(ErrorCode::DataLoss, error.to_string()))?;
+        self.counters.received_spans += 1;
+        Ok(())
+    }
+
+    /// Goes on from a complete transfer as if the prompt had been computed here.
+    ///
+    /// # Errors
+    /// `NotFound`; `DataLoss` where the sampler states differ.
+    pub fn activate(
+        &mut self,
+        id: RequestId,
+        first_tokens: &[TokenOutput],
+        digest: [u8; 32],
+        now: Instant,
+    ) -> Result<(), Error> {
+        let number = self.number(id)?;
+        let mut run = self.runs.remove(&number).expect("numbers name runs");
+        let Phase::Reserved(_) = &run.phase else {
+            self.runs.insert(number, run);
+            return Err(Error::new(
+                ErrorCode::FailedPrecondition,
+                format!("request {id} is past its reservation"),
+            ));
+        };
+        if let Err(error) = check_first_tokens(&run, first_tokens, digest) {
+            self.runs.insert(number, run);
+            return Err(error);
+        }
+        let Phase::Reserved(mut table) = std::mem::replace(&mut run.phase, Phase::Waiting) else {
+            unreachable!("checked above");
+        };
+        table.append(run.request.prompt.len() - table.len());
+        table.publish(&mut self.pool, &run.prompt_hashes, &run.request.prompt);
+        self.begin_answers(&mut run, table);
+        run.started = true;
+        run.stats.first_token_us = run.since_submission_us(now);
+        for token in first_tokens {
+            self.take_token(&mut run, token.clone());
+        }
+        self.keep_or_finish(number, run, now);
+        Ok(())
+    }
+
+    /// Stops a request and frees what it holds; its outbox gets `Cancelled`.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        self.fail(id, Error::new(ErrorCode::Cancelled, "the request was cancelled"))
+    }
+
+    /// Ends a request with an error. Returns whether it was here.
+    pub fn fail(&mut self, id: RequestId, error: Error) -> bool {
+        let Ok(number) = self.number(id) else { return false };
+        self.end_with(number, error);
+        true
+    }
+
+    /// Whether a request with this id is here, in whatever phase.
+    pub fn contains(&self, id: RequestId) -> bool {
+        self.numbers.contains_key(&id)
+    }
+
+    /// Whether a step would have anything to do, other than wait for other nodes.
+    pub fn has_work(&self) -> bool {
+        self.runs.values().any(|run| !matches!(run.phase, Phase::Reserved(_)))
+    }
+
+    /// The earliest deadline of all requests.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.runs.values().map(|run| run.deadline).min()
+    }
+
+    pub fn status(&self) -> EngineStatus {
+        let count = |wanted: fn(&Phase) -> bool| {
+            self.runs.values().filter(|run| wanted(&run.phase)).count()
+        };
+        let missing = |run: &Run| match &run.phase {
+            Phase::Waiting => run.request.prompt.len(),
+            Phase::Prompt(table) => run.request.prompt.len() - table.len(),
+            Phase::Reserved(_) | Phase::Answering(_) => 0,
+        };
+        EngineStatus {
+            running: count(|phase| matches!(phase, Phase::Prompt(_) | Phase::Answering(_))),
+            waiting: self.waiting(),
+            reserved: count(|phase| matches!(phase, Phase::Reserved(_))),
+            waiting_tokens: self.runs.values().map(missing).sum(),
+            pool: self.pool.stats(),
+            counters: self.counters,
+        }
+    }
+
+    /// What the prefix index has stored and dropped since the last call.
+    pub fn drain_block_events(&mut self) -> Vec<BlockEvent> {
+        self.pool.drain_events()
+    }
+
+    fn check(&self, request: &GenerateRequest) -> Result<(), Error> {
+        request.validate(&self.limits)?;
+        if self.numbers.contains_key(&request.id) {
+            return Err(Error::new(
+                ErrorCode::FailedPrecondition,
+                format!("request {} runs here already", request.id),
+            ));
+        }
+        Ok(())
+    }
+
+    fn new_run(
+        &self,
+        request: GenerateRequest,
+        delivered: &[Delivered],
+        work: Work,
+        outbox: Box<dyn Outbox>,
+        now: Instant,
+    ) -> Run {
+        let (numerics, layout) = (self.backend.numerics(), self.backend.kv_layout());
+        let key =
+            HashKey::new(&self.fingerprint, numerics, layout.dtype, &request.tenant_salt);
+        Run::new(request, delivered, work, outbox, key, now)
+    }
+
+    fn add(&mut self, run: Run) {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.numbers.insert(run.request.id, number);
+        self.runs.insert(number, run);
+    }
+
+    fn number(&self, id: RequestId) -> Result<u64, Error> {
+        self.numbers.get(&id).copied().ok_or_else(|| {
+            Error::new(ErrorCode::NotFound, format!("request {id} is not here"))
+        })
+    }
+
+    fn run_mut(&mut self, id: RequestId) -> Result<&mut Run, Error> {
+        let number = self.number(id)?;
+        Ok(self.runs.get_mut(&number).expect("numbers name runs"))
+    }
+
+    fn waiting(&self) -> usize {
+        self.runs.values().filter(|run| matches!(run.phase, Phase::Waiting)).count()
+    }
+
+    /// Choices that hold blocks.
+    fn sequences(&self) -> usize {
+        let of = |run: &Run| match run.phase {
+            Phase::Waiting => 0,
+            _ => run.choices.iter().filter(|choice| !choice.finished).count(),
+        };
+        self.runs.values().map(of).sum()
+    }
+
+    /// Gives a run's blocks back; it is `Waiting` then.
+    fn release(&mut self, run: &mut Run) {
+        match std::mem::replace(&mut run.phase, Phase::Waiting) {
+            Phase::Waiting => {}
+            Phase::Reserved(mut table) | Phase::Prompt(mut table) => table.release(&mut self.pool),
+            Phase::Answering(tables) => {
+                tables.into_iter().flatten().for_each(|mut table| table.release(&mut self.pool));
+            }
+        }
+    }
+
+    fn end_with(&mut self, number: u64, error: Error) {
+        let mut run = self.runs.remove(&number).expect("numbers name runs");
+        self.numbers.remove(&run.request.id);
+        self.release(&mut run);
+        match error.code {
+            ErrorCode::Cancelled => self.counters.cancelled += 1,
+            _ => self.counters.failed += 1,
+        }
+        run.emit(EngineEvent::Failed(error));
+    }
+}
+
+fn check_first_tokens(run: &Run, tokens: &[TokenOutput], digest: [u8; 32]) -> Result<(), Error> {
+    let in_order = tokens.iter().enumerate().all(|(at, token)| {
+        let choice = run.choices.get(at);
+        let next = choice.map(|choice| choice.generated.len() as u32);
+        usize::from(token.choice) == at && Some(token.index) == next
+    });
+    if !in_order || tokens.len() != run.choices.len() {
+        return Err(Error::new(ErrorCode::DataLoss, "the commit's first tokens do not fit"));
+    }
+    let after = run.choices.iter().zip(tokens).map(|(choice, token)| {
+        let mut sampler = choice.sampler.clone();
+        sampler.push(token.id);
+        sampler
+    });
+    let states: Vec<_> = after.collect();
+    if sampler_digest(states.iter()) != digest {
+        return Err(Error::new(
+            ErrorCode::DataLoss,
+            "the sampler states of the two nodes differ",
+        ));
+    }
+    Ok(())
+}
