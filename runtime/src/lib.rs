@@ -1,1 +1,13 @@
-//! See the crate table in ARCHITECTURE.md.
+//! What every process of Baton needs, whatever its role: configuration from file, environment and
+//! flags; logs; the health and metrics server; signals and drain; tuned gRPC channels.
+//!
+//! It knows nothing of models, KV or requests.
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod grpc;
+pub mod health;
+pub mod logs;
+pub mod random;
+pub mod shutdown;

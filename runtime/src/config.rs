@@ -1,0 +1,100 @@
+//! One typed struct for each process: defaults < file < environment < flags.
+
+use std::path::{Path, PathBuf};
+
+use figment::Figment;
+use figment::providers::{Env, Format, Serialized, Toml};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Prefix of environment variables: `BATON_GRPC` sets `grpc`, `BATON_QUEUE__MAX` sets `queue.max`.
+pub const ENVIRONMENT_PREFIX: &str = "BATON_";
+
+/// The configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("the configuration file {0} cannot be read; give an existing file to --config")]
+    Unreadable(PathBuf),
+    #[error("the configuration has {} error(s):\n  {}", .0.len(), .0.join("\n  "))]
+    Invalid(Vec<String>),
+}
+
+/// Loads a configuration. `flags` are the values given on the command line, as a map of the
+/// fields that were given.
+///
+/// # Errors
+/// Every error that was found, with key and source.
+pub fn load<C>(
+    defaults: &C,
+    file: Option<&Path>,
+    flags: serde_json::Map<String, serde_json::Value>,
+) -> Result<C, ConfigError>
+where
+    C: Serialize + DeserializeOwned,
+{
+    let mut figment = Figment::from(Serialized::defaults(defaults));
+    if let Some(file) = file {
+        if !file.is_file() {
+            return Err(ConfigError::Unreadable(file.to_path_buf()));
+        }
+        figment = figment.merge(Toml::file_exact(file));
+    }
+    figment
+        .merge(Env::prefixed(ENVIRONMENT_PREFIX).ignore(&["log", "log_format"]).split("__"))
+        .merge(Serialized::defaults(flags))
+        .extract()
+        .map_err(|errors| {
+            ConfigError::Invalid(errors.into_iter().map(|error| describe(&error)).collect())
+        })
+}
+
+fn describe(error: &figment::Error) -> String {
+    let key = error.path.join(".");
+    let source = error.metadata.as_ref().map(|metadata| metadata.name.to_string());
+    let source = source.unwrap_or_else(|| "defaults".into());
+    if key.is_empty() {
+        format!("{} (from {source})", error.kind)
+    } else {
+        format!("{key}: {} (from {source})", error.kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Config {
+        grpc: String,
+        threads: usize,
+    }
+
+    fn defaults() -> Config {
+        Config { grpc: "127.0.0.1:1".into(), threads: 1 }
+    }
+
+    fn load_with(file: &str, flags: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let path = tempfile::NamedTempFile::new().expect("a temporary file").into_temp_path();
+        std::fs::write(&path, file).expect("it is writable");
+        let flags = flags.iter().map(|(key, value)| (key.to_string(), (*value).into())).collect();
+        load(&defaults(), Some(&path), flags)
+    }
+
+    #[test]
+    fn flags_go_before_the_file_and_the_file_before_defaults() {
+        let got = load_with("threads = 4\ngrpc = \"a\"", &[("grpc", "b")]).unwrap();
+        assert_eq!(got, Config { grpc: "b".into(), threads: 4 });
+    }
+
+    #[test]
+    fn errors_name_the_key_and_the_source() {
+        let unknown = load_with("thraeds = 4", &[]).unwrap_err().to_string();
+        assert!(unknown.contains("thraeds") && unknown.contains("TOML"), "{unknown}");
+        let wrong = load_with("threads = \"x\"", &[]).unwrap_err().to_string();
+        assert!(wrong.contains("threads"), "{wrong}");
+        let missing = load(&defaults(), Some(Path::new("/no/such")), Default::default());
+        assert!(missing.unwrap_err().to_string().contains("/no/such"));
+    }
+}

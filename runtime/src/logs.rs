@@ -1,0 +1,18 @@
+//! Structured logs on standard error. Prompts and answers are never logged.
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::FmtSpan;
+
+/// Starts logging: level from `BATON_LOG` (default `info`), `BATON_LOG_FORMAT=json` for machines.
+/// A second call in one process changes nothing.
+pub fn init() {
+    let filter = EnvFilter::try_from_env("BATON_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_span_events(FmtSpan::NONE);
+    let json = std::env::var("BATON_LOG_FORMAT").is_ok_and(|format| format == "json");
+    // An error says that a subscriber is there already: that of a test, or of `baton up`.
+    let _already = if json { builder.json().try_init() } else { builder.try_init() };
+}
