@@ -1,0 +1,47 @@
+//! The seam between the state machines and whatever carries their messages.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use tokio::sync::mpsc;
+
+use crate::TransferError;
+use crate::message::KvMessage;
+
+pub mod grpc;
+pub mod memory;
+
+/// Messages that wait inside one direction of a stream. Bytes are bounded by credit.
+pub const STREAM_MESSAGES_MAX: usize = 64;
+
+/// One handoff's stream, seen from one end. Dropping it closes both directions.
+pub struct TransportStream {
+    /// Bounded; closed when the stream has ended.
+    pub outgoing: mpsc::Sender<KvMessage>,
+    /// In order. `Err(Message)` is one message that cannot be read, and the stream goes on; any
+    /// other error, or the end, is the end of the stream.
+    pub incoming: BoxStream<'static, Result<KvMessage, TransferError>>,
+}
+
+impl fmt::Debug for TransportStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TransportStream")
+    }
+}
+
+/// Streams that peers have opened, for the receiving node to take.
+pub type Incoming = mpsc::Receiver<TransportStream>;
+
+/// Opens streams to receiving nodes.
+#[async_trait]
+pub trait Transport: Send + Sync + fmt::Debug {
+    /// Opens a stream to the node at `peer` (for gRPC `http://host:port`, in memory a name).
+    /// Connections are kept for the next transfer and made anew where they broke.
+    ///
+    /// Cancel safe: a dropped future leaves no stream.
+    ///
+    /// # Errors
+    /// `Connect` where the peer cannot be reached.
+    async fn connect(&self, peer: &str) -> Result<TransportStream, TransferError>;
+}
