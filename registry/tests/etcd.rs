@@ -166,7 +166,7 @@ async fn a_compacted_watch_lists_again() {
     until(&mut view, "stale", |v| v.stale).await;
     etcd.restart();
     let mut client = etcd.client().await;
-    let mut put = |id: &str| {
+    let put = |id: &str| {
         let value = serde_json::to_vec(&member(id, 1)).unwrap();
         let key = format!("/baton/v1/members/decode/{id}");
         let mut client = client.clone();

@@ -125,13 +125,12 @@ impl LeaseKeeper {
 
 /// Renews once. False where the lease is gone.
 async fn renew(client: &mut Client, id: i64) -> Result<bool, etcd_client::Error> {
-    let call = async {
-        let (mut keeper, mut answers) = client.lease_keep_alive(id).await?;
-        keeper.keep_alive().await?;
-        Ok(answers.message().await?.is_some_and(|answer| answer.ttl() > 0))
-    };
-    match timeout(CALL_TIMEOUT, call).await {
-        Ok(result) => result,
+    // The call renews, waits for the answer, and says `LeaseKeepAliveError` for a lease that is
+    // not there.
+    match timeout(CALL_TIMEOUT, client.lease_keep_alive(id)).await {
+        Ok(Ok(_)) => Ok(true),
+        Ok(Err(etcd_client::Error::LeaseKeepAliveError(_))) => Ok(false),
+        Ok(Err(error)) => Err(error),
         Err(_) => Err(etcd_client::Error::IoError(std::io::ErrorKind::TimedOut.into())),
     }
 }
