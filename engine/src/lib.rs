@@ -4,6 +4,16 @@
 
 pub mod backend;
 pub mod core;
+pub mod cpu;
+pub mod eval;
+pub mod kernels;
+mod memory;
 pub mod planner;
+mod pool;
 pub mod sampler;
+mod simd;
 pub mod thread;
+mod weights;
+
+pub use pool::SpinPolicy;
+pub use simd::Isa;

@@ -1,0 +1,83 @@
+//! What a CPU backend is made of.
+
+use baton_model_files::TensorDtype;
+
+use crate::pool::SpinPolicy;
+use crate::simd::Isa;
+
+/// Blocks are made of tiles of so many tokens.
+const TILE_TOKENS: usize = 16;
+const MAX_BLOCK_TOKENS: usize = 4096;
+const MAX_THREADS: usize = 1024;
+
+/// Sizes of a backend.
+#[derive(Clone, Debug)]
+pub struct CpuConfig {
+    /// Threads that compute, the caller's included.
+    pub threads: usize,
+    /// `None`: the best that the processor has.
+    pub isa: Option<Isa>,
+    pub spin: SpinPolicy,
+    /// Tokens of a KV block, a multiple of 16.
+    pub block_tokens: usize,
+    /// Blocks of the KV pool.
+    pub kv_blocks: usize,
+    pub max_step_tokens: usize,
+    pub max_logit_rows: usize,
+}
+
+impl Default for CpuConfig {
+    /// All cores, and room for 16,384 tokens in blocks of 16.
+    fn default() -> Self {
+        Self {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            isa: None,
+            spin: SpinPolicy::Auto,
+            block_tokens: 16,
+            kv_blocks: 1024,
+            max_step_tokens: 512,
+            max_logit_rows: 64,
+        }
+    }
+}
+
+/// Why a backend could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    #[error("{name} = {value} is not supported: {want}")]
+    Config { name: &'static str, value: usize, want: &'static str },
+    #[error("this processor has no {}; choose another instruction set or none", .0.as_str())]
+    Isa(Isa),
+    #[error("layer {layer}: gate ({gate:?}) and up ({up:?}) of one layer must have one type")]
+    MixedTypes { layer: usize, gate: TensorDtype, up: TensorDtype },
+    #[error("no memory for weights and KV pool: {0}; use fewer kv_blocks")]
+    Memory(#[source] std::io::Error),
+    #[error("cannot start the engine's threads: {0}")]
+    Threads(#[source] std::io::Error),
+}
+
+impl CpuConfig {
+    pub(super) fn check(&self) -> Result<(), CpuError> {
+        let fail = |name, value, want| Err(CpuError::Config { name, value, want });
+        if !(1..=MAX_THREADS).contains(&self.threads) {
+            return fail("threads", self.threads, "1 to 1024");
+        }
+        let block = self.block_tokens;
+        if block == 0 || !block.is_multiple_of(TILE_TOKENS) || block > MAX_BLOCK_TOKENS {
+            return fail("block_tokens", block, "a multiple of 16 up to 4096");
+        }
+        if self.kv_blocks == 0 || u32::try_from(self.kv_blocks).is_err() {
+            return fail("kv_blocks", self.kv_blocks, "1 to 2^32 - 1");
+        }
+        if self.max_step_tokens == 0 {
+            return fail("max_step_tokens", 0, "at least 1");
+        }
+        if self.max_logit_rows == 0 {
+            return fail("max_logit_rows", 0, "at least 1");
+        }
+        match self.isa {
+            Some(isa) if !isa.is_available() => Err(CpuError::Isa(isa)),
+            _ => Ok(()),
+        }
+    }
+}

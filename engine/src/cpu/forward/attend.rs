@@ -1,0 +1,224 @@
+//! Rotation, the KV store, and attention over pages.
+
+use baton_types::ModelSpec;
+
+use super::super::CpuBackend;
+use super::super::batch::{Batch, QueryTile, Unit};
+use super::super::buffers::AttentionScratch;
+use super::super::pages::SharedPages;
+use crate::kernels::attention::{CHUNK_TILES, CHUNK_TOKENS, Chunk, Partial, TILE_TOKENS};
+use crate::kernels::dispatch::{Kernels, Merge, Rotate};
+use crate::memory::Parts;
+use crate::pool::{Pieces, share};
+
+/// Query and output rows of a step, and where they lie.
+#[derive(Clone, Copy)]
+struct Shapes {
+    head_dim: usize,
+    /// Query heads of one KV head.
+    group: usize,
+    query_stride: usize,
+    out_stride: usize,
+}
+
+impl CpuBackend {
+    /// Rotates Q (scaled for a softmax in base 2) and K in place, and stores K and V.
+    pub(super) fn rotate_and_store(&mut self, batch: &Batch<'_>, layer: usize) {
+        let Self { model, weights, rope, kernels, pool, pages, buffers, .. } = self;
+        let (spec, columns) = (model.spec(), weights.layers[layer].columns);
+        let head_dim = spec.head_dim;
+        let (query_width, kv_width) = (spec.heads * head_dim, spec.kv_heads * head_dim);
+        let scale = std::f32::consts::LOG2_E / (head_dim as f32).sqrt();
+        let (qkv, pages) = (buffers.qkv.parts(), pages.shared());
+        let threads = pool.threads();
+        pool.run(&|thread| {
+            for row in share(batch.rows.len(), threads, thread) {
+                let (position, span) = (batch.rows[row].position, batch.rows[row].span);
+                let start = row * columns.stride;
+                // SAFETY: each row belongs to one thread.
+                let qkv = unsafe { qkv.of_mut(start..start + columns.stride) };
+                for (first, width, scale) in [(0, query_width, scale), (columns.k, kv_width, 1.0)] {
+                    let heads = &mut qkv[first..first + width];
+                    let mut job = Rotate { table: rope, position, heads, head_dim, scale };
+                    // SAFETY: the kernels exist on this processor.
+                    unsafe { (kernels.rotate)(&mut job) };
+                }
+                for head in 0..spec.kv_heads {
+                    let k = &qkv[columns.k + head * head_dim..][..head_dim];
+                    let v = &qkv[columns.v + head * head_dim..][..head_dim];
+                    // SAFETY: spans write into pages of their own, and a row's token is its own.
+                    unsafe { pages.store(layer, batch.blocks[span], head, position, k, v) };
+                }
+            }
+        });
+    }
+
+    /// `attended[row] = softmax(q · Kᵀ) · V` for each head, over the pages of the row's span.
+    pub(super) fn attend(&mut self, batch: &Batch<'_>, layer: usize) {
+        let Self { model, weights, kernels, pool, pages, buffers, .. } = self;
+        let shapes = shapes(model.spec(), weights.layers[layer].columns.stride);
+        if batch.is_split {
+            let rows = super::super::batch::TILE_ROWS.max(shapes.group);
+            while buffers.partials.len() < batch.units.len() {
+                buffers.partials.push(Partial::new(rows, shapes.head_dim));
+            }
+        }
+        let (queries, out) = (buffers.qkv.parts(), buffers.attended.parts());
+        let partials = Parts::new(&mut buffers.partials);
+        let scratches = Parts::new(&mut buffers.attention);
+        let pages = pages.shared();
+        let pieces = Pieces::new(batch.units.len(), 1);
+        pool.run(&|thread| {
+            // SAFETY: each thread has its own scratch.
+            let scratch = unsafe { &mut scratches.of_mut(thread..thread + 1)[0] };
+            while let Some(piece) = pieces.take() {
+                let unit = &batch.units[piece.start];
+                let tile = &batch.tiles[unit.tile];
+                // SAFETY: queries are only read in this stage, and no page is written.
+                unsafe {
+                    load_queries(shapes, tile, unit.head, queries, scratch);
+                    attend_unit(kernels, shapes, batch, layer, unit, pages, scratch);
+                }
+                if batch.is_split {
+                    // SAFETY: each unit has its own partial.
+                    let partial = unsafe { &mut partials.of_mut(piece)[0] };
+                    std::mem::swap(partial, &mut scratch.state);
+                } else {
+                    // SAFETY: a tile's rows of one head belong to one unit.
+                    unsafe { finish(shapes, tile, unit.head, &scratch.state, out) };
+                }
+            }
+        });
+        if batch.is_split {
+            merge_units(batch, shapes, kernels, &mut buffers.partials, out);
+        }
+    }
+}
+
+fn shapes(spec: &ModelSpec, query_stride: usize) -> Shapes {
+    Shapes {
+        head_dim: spec.head_dim,
+        group: spec.heads / spec.kv_heads,
+        query_stride,
+        out_stride: spec.heads * spec.head_dim,
+    }
+}
+
+/// Gathers the tile's queries of one KV head, token by token, and what each may see.
+///
+/// # Safety
+/// Nobody writes the queries.
+unsafe fn load_queries(
+    shapes: Shapes,
+    tile: &QueryTile,
+    head: usize,
+    queries: Parts<'_, f32>,
+    scratch: &mut AttentionScratch,
+) {
+    let width = shapes.group * shapes.head_dim;
+    for (i, row) in tile.rows.clone().enumerate() {
+        let start = row * shapes.query_stride + head * width;
+        // SAFETY: the caller's promise.
+        let from = unsafe { queries.of(start..start + width) };
+        scratch.queries[i * width..(i + 1) * width].copy_from_slice(from);
+    }
+}
+
+/// Attends over the unit's chunks in ascending order; the result is `scratch.state`.
+///
+/// # Safety
+/// Nobody writes a page of the tile's span.
+unsafe fn attend_unit(
+    kernels: &Kernels,
+    shapes: Shapes,
+    batch: &Batch<'_>,
+    layer: usize,
+    unit: &Unit,
+    pages: SharedPages<'_>,
+    scratch: &mut AttentionScratch,
+) {
+    let tile = &batch.tiles[unit.tile];
+    let rows = tile.rows.len() * shapes.group;
+    let last = tile.position + tile.rows.len() - 1;
+    for chunk in unit.chunks.clone() {
+        let first = chunk * CHUNK_TOKENS;
+        scratch.visible.clear();
+        for position in tile.position..=last {
+            let visible = (position + 1 - first).min(CHUNK_TOKENS) as u32;
+            scratch.visible.extend(std::iter::repeat_n(visible, shapes.group));
+        }
+        let mut tiles = [std::ptr::null(); CHUNK_TILES];
+        for (t, tile) in tiles.iter_mut().enumerate() {
+            let position = (first + t * TILE_TOKENS).min(last);
+            *tile =
+                pages.tile(layer, batch.blocks[batch.tiles[unit.tile].span], unit.head, position);
+        }
+        let is_first = chunk == unit.chunks.start;
+        let mut job = Chunk {
+            dim: shapes.head_dim,
+            queries: &scratch.queries,
+            visible: &scratch.visible,
+            tiles,
+            scores: &mut scratch.scores,
+            out: if is_first { &mut scratch.state } else { &mut scratch.chunk },
+        };
+        // SAFETY: tiles up to the last visible position are pages of the span.
+        unsafe { (kernels.attend)(&mut job) };
+        if !is_first {
+            let (state, later) = (&mut scratch.state, &scratch.chunk);
+            // SAFETY: the kernels exist on this processor.
+            unsafe { (kernels.merge)(&mut Merge { state, later, rows, dim: shapes.head_dim }) };
+        }
+    }
+}
+
+/// Divides by the sums and writes the tile's outputs of one KV head.
+///
+/// # Safety
+/// Nobody else reads or writes these outputs.
+unsafe fn finish(
+    shapes: Shapes,
+    tile: &QueryTile,
+    head: usize,
+    state: &Partial,
+    out: Parts<'_, f32>,
+) {
+    let (group, dim) = (shapes.group, shapes.head_dim);
+    for (i, row) in tile.rows.clone().enumerate() {
+        let start = row * shapes.out_stride + head * group * dim;
+        // SAFETY: the caller's promise.
+        let out = unsafe { out.of_mut(start..start + group * dim) };
+        for (g, out) in out.chunks_exact_mut(dim).enumerate() {
+            let query = i * group + g;
+            let values = &state.values[query * dim..][..dim];
+            for (out, value) in out.iter_mut().zip(values) {
+                *out = value / state.sum[query];
+            }
+        }
+    }
+}
+
+/// Merges single chunks, ascending, as a unit of all chunks would have.
+fn merge_units(
+    batch: &Batch<'_>,
+    shapes: Shapes,
+    kernels: &Kernels,
+    partials: &mut [Partial],
+    out: Parts<'_, f32>,
+) {
+    let mut first = 0;
+    while first < batch.units.len() {
+        let unit = &batch.units[first];
+        let tile = &batch.tiles[unit.tile];
+        let rows = tile.rows.len() * shapes.group;
+        let (state, later) = partials[first..first + tile.chunks].split_at_mut(1);
+        for later in later {
+            let state = &mut state[0];
+            // SAFETY: the kernels exist on this processor.
+            unsafe { (kernels.merge)(&mut Merge { state, later, rows, dim: shapes.head_dim }) };
+        }
+        // SAFETY: the stage is over and this is the only thread.
+        unsafe { finish(shapes, tile, unit.head, &state[0], out) };
+        first += tile.chunks;
+    }
+}

@@ -1,0 +1,110 @@
+//! Stages that every layer is made of.
+
+use baton_types::ModelSpec;
+
+use crate::kernels::dispatch::{Kernels, Norm};
+use crate::kernels::matmul::{Epilogue, Input, Matmul};
+use crate::kernels::quantize::QuantView;
+use crate::memory::Parts;
+use crate::pool::{Pieces, Pool, share};
+use crate::weights::{PackedMatrix, WeightFormat};
+
+/// Pieces into which a product's panels are cut for each thread: few when a piece takes
+/// microseconds, more when it takes long enough for threads to drift apart.
+const FEW_PIECES: usize = 2;
+const MANY_PIECES: usize = 8;
+/// From so many rows on a panel takes long.
+const MANY_ROWS: usize = 16;
+
+/// A whole product.
+pub(super) struct Product<'a> {
+    pub(super) weights: &'a PackedMatrix,
+    pub(super) input: Input<'a>,
+    pub(super) rows: usize,
+    pub(super) out: Parts<'a, f32>,
+    pub(super) stride: usize,
+    pub(super) column: usize,
+    pub(super) epilogue: Epilogue,
+}
+
+/// Normalises rows into `normed[rows][hidden]` and quantises them; row `i` comes from row
+/// `from[i]` of `x`, or from row `i`.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn normalize(
+    pool: &mut Pool,
+    kernels: &Kernels,
+    x: Parts<'_, f32>,
+    from: Option<&[usize]>,
+    weight: &[f32],
+    spec: &ModelSpec,
+    normed: Parts<'_, f32>,
+    rows: usize,
+    quants: QuantView<'_>,
+) {
+    let (hidden, eps) = (weight.len(), spec.norm_eps);
+    let threads = pool.threads();
+    pool.run(&|thread| {
+        for row in share(rows, threads, thread) {
+            let source = from.map_or(row, |from| from[row]);
+            // SAFETY: each row belongs to one thread, `x` is only read, and the kernels' needs
+            // of lengths are theirs to check.
+            unsafe {
+                let x = x.of(source * hidden..(source + 1) * hidden);
+                let out = normed.of_mut(row * hidden..(row + 1) * hidden);
+                (kernels.norm)(&mut Norm { x, weight, eps, out });
+                (kernels.quantize)(normed.of(row * hidden..(row + 1) * hidden), &quants, row);
+            }
+        }
+    });
+}
+
+/// Quantises rows `x[rows][k]` where `weights` want it.
+pub(super) fn quantize(
+    pool: &mut Pool,
+    kernels: &Kernels,
+    x: Parts<'_, f32>,
+    weights: &PackedMatrix,
+    rows: usize,
+    quants: QuantView<'_>,
+) {
+    if !wants_quants(weights.format()) {
+        return;
+    }
+    let (k, threads) = (quants.k, pool.threads());
+    pool.run(&|thread| {
+        for row in share(rows, threads, thread) {
+            // SAFETY: each row belongs to one thread, and `x` is only read.
+            unsafe { (kernels.quantize)(x.of(row * k..(row + 1) * k), &quants, row) }
+        }
+    });
+}
+
+/// `out = input · weightsᵀ`, panels shared out to the threads.
+pub(super) fn multiply(pool: &mut Pool, kernels: &Kernels, product: &Product<'_>) {
+    let panels = product.weights.panels();
+    let threads = pool.threads();
+    let per_thread = if product.rows < MANY_ROWS { FEW_PIECES } else { MANY_PIECES };
+    let piece = if threads == 1 { panels } else { panels.div_ceil(threads * per_thread) };
+    let pieces = Pieces::new(panels, piece);
+    pool.run(&|_thread| {
+        while let Some(panels) = pieces.take() {
+            let job = Matmul {
+                weights: product.weights,
+                input: product.input,
+                rows: product.rows,
+                panels,
+                out: product.out,
+                stride: product.stride,
+                column: product.column,
+                epilogue: product.epilogue,
+            };
+            // SAFETY: each piece's columns belong to the thread that took it, and the input is
+            // only read in this stage.
+            unsafe { (kernels.matmul)(&job) }
+        }
+    });
+}
+
+fn wants_quants(format: WeightFormat) -> bool {
+    matches!(format, WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0)
+}

@@ -1,0 +1,97 @@
+//! How well a model predicts a text.
+
+use baton_types::{BlockId, TokenId};
+
+use crate::backend::{Backend, BackendError, LogitRows, NoSink, Span};
+
+/// Perplexity of a text, and on how many predictions it rests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Perplexity {
+    pub perplexity: f64,
+    pub scored_tokens: usize,
+}
+
+/// Why a text could not be scored.
+#[derive(Debug, thiserror::Error)]
+pub enum EvalError {
+    #[error("{got} tokens are too few: {want} fill the first chunk")]
+    TooShort { got: usize, want: usize },
+    #[error(
+        "a context of {0} tokens is not supported: it must be even, at least 4, and fit the \
+             model's context and the KV pool"
+    )]
+    Context(usize),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+/// Scores `tokens` as llama.cpp's `llama-perplexity` does: the text is cut into chunks of
+/// `context` tokens, each computed alone, and the predictions of its second half are scored. If
+/// `bos` is given, it takes the place of each chunk's first token.
+///
+/// # Errors
+/// When there is not one full chunk, or the backend fails.
+pub fn perplexity(
+    backend: &mut dyn Backend,
+    tokens: &[TokenId],
+    context: usize,
+    bos: Option<TokenId>,
+) -> Result<Perplexity, EvalError> {
+    let block_tokens = backend.kv_layout().block_tokens as usize;
+    let fits = context <= backend.spec().context_tokens.min(backend.kv_blocks() * block_tokens);
+    if context < 4 || !context.is_multiple_of(2) || !fits {
+        return Err(EvalError::Context(context));
+    }
+    if tokens.len() < context {
+        return Err(EvalError::TooShort { got: tokens.len(), want: context });
+    }
+    let blocks: Vec<BlockId> =
+        (0..context.div_ceil(block_tokens)).map(|block| BlockId(block as u32)).collect();
+    let mut negative_log = 0.0;
+    let mut scored_tokens = 0;
+    for chunk in tokens.chunks_exact(context) {
+        let mut chunk = chunk.to_vec();
+        if let Some(bos) = bos {
+            chunk[0] = bos;
+        }
+        negative_log += score_chunk(backend, &chunk, &blocks)?;
+        scored_tokens += context - 1 - context / 2;
+    }
+    let perplexity = libm::exp(negative_log / scored_tokens as f64);
+    Ok(Perplexity { perplexity, scored_tokens })
+}
+
+/// `Σ -ln p(token)` over the predictions made at positions `context / 2 .. context - 1`.
+fn score_chunk(
+    backend: &mut dyn Backend,
+    chunk: &[TokenId],
+    blocks: &[BlockId],
+) -> Result<f64, EvalError> {
+    let vocab = backend.spec().vocab;
+    let unscored = chunk.len() / 2;
+    let mut negative_log = 0.0;
+    let mut first = 0;
+    while first < chunk.len() {
+        let (end, logits) = if first < unscored {
+            ((first + backend.max_step_tokens()).min(unscored), LogitRows::None)
+        } else {
+            let most = backend.max_step_tokens().min(backend.max_logit_rows());
+            ((first + most).min(chunk.len()), LogitRows::All)
+        };
+        let tokens = &chunk[first..end];
+        let span = Span { tokens, first_position: first, blocks, logits };
+        let rows = backend.step(&[span], &mut NoSink)?;
+        for (row, next) in rows.chunks_exact(vocab).zip(&chunk[first + 1..]) {
+            negative_log -= log_probability(row, *next);
+        }
+        first = end;
+    }
+    Ok(negative_log)
+}
+
+/// Natural logarithm of `softmax(logits)[token]`, in f64.
+fn log_probability(logits: &[f32], token: TokenId) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|x| libm::exp(f64::from(x - max))).sum();
+    f64::from(logits[token as usize] - max) - libm::log(sum)
+}

@@ -1,0 +1,16 @@
+//! The arithmetic of the forward pass. Each kernel is written once over `simd::Lanes`;
+//! `dispatch` instantiates all of them for each instruction set.
+//!
+//! The numerics contract (docs/numerics.md) lives here: each output element is one chain of
+//! operations whose order depends on absolute positions only, never on how many rows, threads or
+//! pages there are.
+
+pub(crate) mod attention;
+pub(crate) mod dispatch;
+pub(crate) mod matmul;
+pub(crate) mod norm;
+pub mod numerics;
+pub(crate) mod quantize;
+pub(crate) mod rope;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,271 @@
+//! Attention of a few query rows over one chunk of keys, and the merge of chunks.
+//!
+//! A chunk is 256 keys at absolute positions `256 c ..`; each gives a maximum, a sum of weights
+//! and weighted values, in an order that depends on positions alone, and chunks are merged in
+//! ascending order (the streaming softmax of Milakov and Gimelshein, 2018, at fixed borders). So
+//! a row's result is the same whoever computes it, in however many steps.
+//!
+//! Keys and values lie in tiles of 16 tokens (`cpu::pages`): K `[dim / 2][16 tokens]`, two
+//! dimensions of a token in each 32-bit lane; V `[8 token pairs][dim]`, two tokens in each lane.
+
+use std::ops::Range;
+
+use super::numerics::{exp2, exp2_lanes};
+use crate::simd::{LANES, Lanes};
+
+/// Keys of a chunk.
+pub(crate) const CHUNK_TOKENS: usize = 256;
+/// Tokens of a tile.
+pub(crate) const TILE_TOKENS: usize = LANES;
+/// Tiles of a chunk.
+pub(crate) const CHUNK_TILES: usize = CHUNK_TOKENS / TILE_TOKENS;
+
+/// The attention of `rows` query rows over some keys, not yet divided by the sum.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Partial {
+    pub(crate) max: Vec<f32>,
+    pub(crate) sum: Vec<f32>,
+    /// `[row][dim]`
+    pub(crate) values: Vec<f32>,
+}
+
+impl Partial {
+    pub(crate) fn new(rows: usize, dim: usize) -> Self {
+        Self { max: vec![0.0; rows], sum: vec![0.0; rows], values: vec![0.0; rows * dim] }
+    }
+}
+
+/// One chunk for one KV head.
+pub(crate) struct Chunk<'a> {
+    pub(crate) dim: usize,
+    /// `[row][dim]`, rotated, times `log2(e) / sqrt(dim)`.
+    pub(crate) queries: &'a [f32],
+    /// How many keys of the chunk each row sees, 1..=256.
+    pub(crate) visible: &'a [u32],
+    /// The chunk's tiles, each of `16 dim` words; past the last visible key repeated.
+    pub(crate) tiles: [*const u32; CHUNK_TILES],
+    /// Room for `[row][256]`.
+    pub(crate) scores: &'a mut [f32],
+    pub(crate) out: &'a mut Partial,
+}
+
+/// Computes all rows of a chunk.
+///
+/// # Safety
+/// Tiles up to each row's last visible key are readable and nobody writes the visible tokens;
+/// what lies in slots that no row sees is never used.
+#[inline(always)]
+pub(crate) unsafe fn attend<L: Lanes>(l: L, chunk: &mut Chunk<'_>) {
+    let rows = chunk.visible.len();
+    let dim = chunk.dim;
+    assert!(dim % LANES == 0 && chunk.queries.len() >= rows * dim);
+    assert!(chunk.scores.len() >= rows * CHUNK_TOKENS && chunk.out.values.len() >= rows * dim);
+    let mut first = 0;
+    // SAFETY: rows are in bounds; the tiles are the caller's promise.
+    unsafe {
+        while first < rows {
+            let span = |count: usize| first..first + count;
+            first += match rows - first {
+                12.. if L::MANY_REGISTERS => rows_of::<L, 12, 2, 2>(l, chunk, span(12)),
+                8.. if L::MANY_REGISTERS => rows_of::<L, 8, 2, 2>(l, chunk, span(8)),
+                6.. => rows_of::<L, 6, 2, 2>(l, chunk, span(6)),
+                4.. => rows_of::<L, 4, 4, 4>(l, chunk, span(4)),
+                3 => rows_of::<L, 3, 4, 4>(l, chunk, span(3)),
+                2 => rows_of::<L, 2, 4, 4>(l, chunk, span(2)),
+                _ => rows_of::<L, 1, 8, 4>(l, chunk, span(1)),
+            };
+        }
+    }
+}
+
+/// `R` rows; scores over `T` tiles at once, values over `D` groups of 16 dimensions at once.
+///
+/// # Safety
+/// As [`attend`].
+#[inline(always)]
+unsafe fn rows_of<L: Lanes, const R: usize, const T: usize, const D: usize>(
+    l: L,
+    chunk: &mut Chunk<'_>,
+    rows: Range<usize>,
+) -> usize {
+    let mut most = 0;
+    let mut least = CHUNK_TOKENS;
+    for &visible in &chunk.visible[rows.clone()] {
+        assert!(visible >= 1 && visible as usize <= CHUNK_TOKENS);
+        most = most.max(visible as usize);
+        least = least.min(visible as usize);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        for tile in (0..most.div_ceil(TILE_TOKENS)).step_by(T) {
+            scores::<L, R, T>(l, chunk, rows.start, tile);
+        }
+        for row in rows.clone() {
+            softmax(l, chunk, row);
+        }
+        // Pairs of tokens that all rows see; each row finishes alone what it sees beyond.
+        let shared = least / 2 * 2;
+        let groups = chunk.dim / LANES;
+        let mut group = 0;
+        while group + D <= groups {
+            values::<L, R, D>(l, chunk, rows.start, group, shared);
+            group += D;
+        }
+        while group < groups {
+            values::<L, R, 1>(l, chunk, rows.start, group, shared);
+            group += 1;
+        }
+        for row in rows.clone() {
+            values_tail(l, chunk, row, shared);
+        }
+    }
+    R
+}
+
+/// `scores[row][token] = Σ_d q[row][d] * k[token][d]`, one chain in ascending `d`.
+///
+/// # Safety
+/// As [`attend`], for rows `row..row + R` and tiles `tile..tile + T`.
+#[inline(always)]
+unsafe fn scores<L: Lanes, const R: usize, const T: usize>(
+    l: L,
+    chunk: &mut Chunk<'_>,
+    row: usize,
+    tile: usize,
+) {
+    let dim = chunk.dim;
+    let mut acc = [[l.splat(0.0); T]; R];
+    let mut keys = [std::ptr::null::<[u32; LANES]>(); T];
+    for t in 0..T {
+        keys[t] = chunk.tiles[tile + t].cast();
+    }
+    let queries = chunk.queries.as_ptr().wrapping_add(row * dim);
+    for pair in 0..dim / 2 {
+        for t in 0..T {
+            // SAFETY: a tile holds `dim / 2` groups of 16 words, aligned to 64 bytes.
+            let k = l.load_i(unsafe { &*keys[t].add(pair) });
+            let (even, odd) = (l.low_bf16(k), l.high_bf16(k));
+            for r in 0..R {
+                // SAFETY: `attend` has checked that the queries hold `rows * dim` numbers.
+                let q = unsafe { queries.add(r * dim + 2 * pair) };
+                // SAFETY: as above.
+                let (q0, q1) = unsafe { (*q, *q.add(1)) };
+                acc[r][t] = l.fma(even, l.splat(q0), acc[r][t]);
+                acc[r][t] = l.fma(odd, l.splat(q1), acc[r][t]);
+            }
+        }
+    }
+    for r in 0..R {
+        let out = &mut chunk.scores[(row + r) * CHUNK_TOKENS + tile * TILE_TOKENS..];
+        for t in 0..T {
+            l.store(acc[r][t], &mut out.as_chunks_mut::<LANES>().0[t]);
+        }
+    }
+}
+
+/// Turns a row's scores into weights `2^(score - max)`, and sums them: lane by lane over the
+/// tiles, then in the tree of `reduce_add`. Slots that the row does not see count for nothing.
+#[inline(always)]
+fn softmax<L: Lanes>(l: L, chunk: &mut Chunk<'_>, row: usize) {
+    let visible = chunk.visible[row] as usize;
+    let scores = &mut chunk.scores[row * CHUNK_TOKENS..][..CHUNK_TOKENS];
+    let tiles = &mut scores.as_chunks_mut::<LANES>().0[..visible.div_ceil(LANES)];
+    let lowest = l.splat(f32::NEG_INFINITY);
+    let mut max = lowest;
+    for (t, tile) in tiles.iter().enumerate() {
+        max = l.max(max, l.keep_first(visible - t * LANES, l.load(tile), lowest));
+    }
+    let max = l.reduce_max(max);
+    let mut sum = l.splat(0.0);
+    for (t, tile) in tiles.iter_mut().enumerate() {
+        let weight = exp2_lanes(l, l.sub(l.load(tile), l.splat(max)));
+        let weight = l.keep_first(visible - t * LANES, weight, l.splat(0.0));
+        sum = l.add(sum, weight);
+        l.store(weight, tile);
+    }
+    chunk.out.max[row] = max;
+    chunk.out.sum[row] = l.reduce_add(sum);
+}
+
+/// `values[row][d] = Σ_t weight[row][t] * v[t][d]` for `t < tokens`, one chain in ascending `t`.
+///
+/// # Safety
+/// As [`attend`], for rows `row..row + R`, all of which see `tokens` (even) tokens.
+#[inline(always)]
+unsafe fn values<L: Lanes, const R: usize, const D: usize>(
+    l: L,
+    chunk: &mut Chunk<'_>,
+    row: usize,
+    group: usize,
+    tokens: usize,
+) {
+    let dim = chunk.dim;
+    let mut acc = [[l.splat(0.0); D]; R];
+    let weights = chunk.scores.as_ptr().wrapping_add(row * CHUNK_TOKENS);
+    for (t, tile) in chunk.tiles[..tokens.div_ceil(TILE_TOKENS)].iter().enumerate() {
+        let pairs = (tokens - t * TILE_TOKENS).min(TILE_TOKENS) / 2;
+        let v = tile.wrapping_add(dim / 2 * TILE_TOKENS + group * LANES);
+        for pair in 0..pairs {
+            let mut w = [(0.0, 0.0); R];
+            for r in 0..R {
+                let at = r * CHUNK_TOKENS + t * TILE_TOKENS + 2 * pair;
+                // SAFETY: `attend` has checked that there is room for `rows * 256` weights.
+                w[r] = unsafe { (*weights.add(at), *weights.add(at + 1)) };
+            }
+            for d in 0..D {
+                // SAFETY: a tile's V holds 8 token pairs of `dim` words, aligned to 64 bytes.
+                let both = l.load_i(unsafe { &*v.add(pair * dim + d * LANES).cast() });
+                let (even, odd) = (l.low_bf16(both), l.high_bf16(both));
+                for r in 0..R {
+                    acc[r][d] = l.fma(even, l.splat(w[r].0), acc[r][d]);
+                    acc[r][d] = l.fma(odd, l.splat(w[r].1), acc[r][d]);
+                }
+            }
+        }
+    }
+    for r in 0..R {
+        let out = &mut chunk.out.values[(row + r) * dim + group * LANES..];
+        for d in 0..D {
+            l.store(acc[r][d], &mut out.as_chunks_mut::<LANES>().0[d]);
+        }
+    }
+}
+
+/// Continues `values` of one row from token `from` to the last that it sees.
+///
+/// # Safety
+/// As [`attend`].
+#[inline(always)]
+unsafe fn values_tail<L: Lanes>(l: L, chunk: &mut Chunk<'_>, row: usize, from: usize) {
+    let dim = chunk.dim;
+    let out = chunk.out.values[row * dim..][..dim].as_chunks_mut::<LANES>().0;
+    for token in from..chunk.visible[row] as usize {
+        let weight = l.splat(chunk.scores[row * CHUNK_TOKENS + token]);
+        let pair = token % TILE_TOKENS / 2;
+        let v = chunk.tiles[token / TILE_TOKENS].wrapping_add(dim / 2 * TILE_TOKENS + pair * dim);
+        for (d, out) in out.iter_mut().enumerate() {
+            // SAFETY: as in `values`; this token is visible.
+            let both = l.load_i(unsafe { &*v.add(d * LANES).cast() });
+            let v = if token % 2 == 0 { l.low_bf16(both) } else { l.high_bf16(both) };
+            l.store(l.fma(v, weight, l.load(out)), out);
+        }
+    }
+}
+
+/// Merges the attention over later keys into `state`, for the first `rows` rows.
+#[inline(always)]
+pub(crate) fn merge<L: Lanes>(l: L, state: &mut Partial, later: &Partial, rows: usize, dim: usize) {
+    for row in 0..rows {
+        let (a, b) = (state.max[row], later.max[row]);
+        let max = if a > b { a } else { b };
+        let (scale_a, scale_b) = (exp2(a - max), exp2(b - max));
+        state.max[row] = max;
+        state.sum[row] = later.sum[row].mul_add(scale_b, state.sum[row] * scale_a);
+        let (scale_a, scale_b) = (l.splat(scale_a), l.splat(scale_b));
+        let values = state.values[row * dim..][..dim].as_chunks_mut::<LANES>().0;
+        let later = later.values[row * dim..][..dim].as_chunks::<LANES>().0;
+        for (x, later) in values.iter_mut().zip(later) {
+            l.store(l.fma(l.load(later), scale_b, l.mul(l.load(x), scale_a)), x);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! All kernels of one instruction set, chosen once at start.
+
+use super::attention::{self, Chunk, Partial};
+use super::matmul::{self, Matmul};
+use super::norm;
+use super::quantize::{self, QuantView};
+use super::rope::{self, RopeTable};
+use crate::simd::Isa;
+
+/// One row to normalise: `x[K]`, `weight[K]` → `out[K]`.
+pub(crate) struct Norm<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) weight: &'a [f32],
+    pub(crate) eps: f32,
+    pub(crate) out: &'a mut [f32],
+}
+
+/// Heads of one token to rotate in place.
+pub(crate) struct Rotate<'a> {
+    pub(crate) table: &'a RopeTable,
+    pub(crate) position: usize,
+    /// `[heads][head_dim]`
+    pub(crate) heads: &'a mut [f32],
+    pub(crate) head_dim: usize,
+    pub(crate) scale: f32,
+}
+
+/// Attention over two sets of keys, the second after the first, to join in the first.
+pub(crate) struct Merge<'a> {
+    pub(crate) state: &'a mut Partial,
+    pub(crate) later: &'a Partial,
+    pub(crate) rows: usize,
+    pub(crate) dim: usize,
+}
+
+/// Entry points. Each is unsafe for the reasons of the kernel that it names.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernels {
+    pub(crate) isa: Isa,
+    pub(crate) norm: unsafe fn(&mut Norm<'_>),
+    pub(crate) quantize: unsafe fn(&[f32], &QuantView<'_>, usize),
+    pub(crate) matmul: unsafe fn(&Matmul<'_>),
+    pub(crate) rotate: unsafe fn(&mut Rotate<'_>),
+    pub(crate) attend: unsafe fn(&mut Chunk<'_>),
+    pub(crate) merge: unsafe fn(&mut Merge<'_>),
+}
+
+impl Kernels {
+    /// # Panics
+    /// When this processor does not have `isa`: the caller's bug.
+    pub(crate) fn new(isa: Isa) -> Self {
+        assert!(isa.is_available(), "{} is not available here", isa.as_str());
+        match isa {
+            Isa::Scalar => scalar::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::KERNELS,
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("asserted to be available"),
+        }
+    }
+}
+
+/// Instantiates every kernel for one instruction set.
+///
+/// Each entry is only reached through `Kernels::new`, which asserts that the processor has the
+/// instructions: that is what the token of `$lanes` proves.
+macro_rules! instantiate {
+    ($module:ident, $isa:expr, $lanes:ty $(, $features:literal)?) => {
+        mod $module {
+            use super::*;
+
+            pub(super) const KERNELS: Kernels =
+                Kernels { isa: $isa, norm, quantize, matmul, rotate, attend, merge };
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn norm(job: &mut Norm<'_>) {
+                // SAFETY: see the macro.
+                let l = unsafe { <$lanes>::new() };
+                norm::rms_norm(l, job.x, job.weight, job.eps, job.out);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn quantize(x: &[f32], out: &QuantView<'_>, row: usize) {
+                // SAFETY: see the macro; the row is the caller's promise.
+                unsafe { quantize::quantize(<$lanes>::new(), x, out, row) }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn matmul(job: &Matmul<'_>) {
+                // SAFETY: see the macro; the rest is the caller's promise.
+                unsafe { matmul::matmul(<$lanes>::new(), job) }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn rotate(job: &mut Rotate<'_>) {
+                rope::rotate(job.table, job.position, job.heads, job.head_dim, job.scale);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn attend(chunk: &mut Chunk<'_>) {
+                // SAFETY: see the macro; the tiles are the caller's promise.
+                unsafe { attention::attend(<$lanes>::new(), chunk) }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn merge(job: &mut Merge<'_>) {
+                // SAFETY: see the macro.
+                let l = unsafe { <$lanes>::new() };
+                attention::merge(l, job.state, job.later, job.rows, job.dim);
+            }
+        }
+    };
+}
+
+instantiate!(scalar, Isa::Scalar, crate::simd::scalar::Scalar);
+#[cfg(target_arch = "x86_64")]
+instantiate!(avx2, Isa::Avx2, crate::simd::avx2::Avx2, "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+instantiate!(
+    avx512,
+    Isa::Avx512,
+    crate::simd::avx512::Avx512,
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
+);

@@ -1,0 +1,108 @@
+//! `out[M,N] = x[M,K] · w[N,K]ᵀ` over panels of 32 interleaved rows of `w` (see `weights`).
+//!
+//! A lane is an output row, so that nothing is summed across lanes. Along K there is one chain
+//! of fused multiply-adds for each output, block after block, whatever M is: with bytes, a
+//! block's dot is an exact integer first, then `acc = dot * (dw * da) + acc`.
+
+mod bytes;
+mod floats;
+
+use std::ops::Range;
+
+use super::numerics::silu_mul;
+use super::quantize::QuantView;
+use crate::memory::Parts;
+use crate::simd::{LANES, Lanes};
+use crate::weights::{PackedMatrix, WeightFormat};
+
+/// What becomes of a panel's 32 results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Epilogue {
+    Store,
+    /// Added to what is there: the residual stream.
+    Add,
+    /// The first half is the gate, the second what it lets through: 16 outputs a panel.
+    SiluMul,
+}
+
+/// Rows of activations in both forms; a matrix reads the one that its format needs.
+#[derive(Clone, Copy)]
+pub(crate) struct Input<'a> {
+    /// `[row][k]`
+    pub(crate) floats: Parts<'a, f32>,
+    pub(crate) quants: QuantView<'a>,
+}
+
+/// One product, or a part of its panels.
+pub(crate) struct Matmul<'a> {
+    pub(crate) weights: &'a PackedMatrix,
+    pub(crate) input: Input<'a>,
+    pub(crate) rows: usize,
+    pub(crate) panels: Range<usize>,
+    /// `[row][stride]`
+    pub(crate) out: Parts<'a, f32>,
+    pub(crate) stride: usize,
+    /// Column of the first panel's first output.
+    pub(crate) column: usize,
+    pub(crate) epilogue: Epilogue,
+}
+
+/// Results of one panel for `M` rows: its lower and its upper 16 outputs.
+type Tile<F, const M: usize> = [[F; 2]; M];
+
+/// Computes `job.panels` for all rows.
+///
+/// # Safety
+/// Nobody else touches the output columns of these panels, nor writes the input, until the next
+/// barrier.
+#[inline(always)]
+pub(crate) unsafe fn matmul<L: Lanes>(l: L, job: &Matmul<'_>) {
+    let width = if job.epilogue == Epilogue::SiluMul { LANES } else { 2 * LANES };
+    let k = job.weights.k();
+    assert!(job.input.quants.k == k && job.rows * k <= job.input.floats.len());
+    assert!(job.column + job.weights.panels() * width <= job.stride);
+    assert!(job.rows * job.stride <= job.out.len() && job.panels.end <= job.weights.panels());
+    // SAFETY: the assertions keep inputs and outputs in bounds; the rest is the caller's promise.
+    unsafe {
+        match job.weights.format() {
+            WeightFormat::Q4_0 => bytes::panels::<L, bytes::Q4_0>(l, job),
+            WeightFormat::Q4_1 => bytes::panels::<L, bytes::Q4_1>(l, job),
+            WeightFormat::Q8_0 => bytes::panels::<L, bytes::Q8_0>(l, job),
+            WeightFormat::F16 => floats::panels::<L, floats::F16>(l, job),
+            WeightFormat::Bf16 => floats::panels::<L, floats::Bf16>(l, job),
+            WeightFormat::F32 => floats::panels::<L, floats::F32>(l, job),
+        }
+    }
+}
+
+/// Writes the tile of `M` rows from `row` of panel `panel`.
+///
+/// # Safety
+/// As [`matmul`], for rows `row..row + M`.
+#[inline(always)]
+unsafe fn finish<L: Lanes, const M: usize>(
+    l: L,
+    job: &Matmul<'_>,
+    panel: usize,
+    row: usize,
+    tile: &Tile<L::F, M>,
+) {
+    let width = if job.epilogue == Epilogue::SiluMul { LANES } else { 2 * LANES };
+    for (m, halves) in tile.iter().enumerate() {
+        let start = (row + m) * job.stride + job.column + panel * width;
+        // SAFETY: in bounds as `matmul` asserted, and this thread's own by its caller's promise.
+        let out = unsafe { std::slice::from_raw_parts_mut(job.out.as_ptr().add(start), width) };
+        let (first, rest) = out.as_chunks_mut::<LANES>().0.split_at_mut(1);
+        match job.epilogue {
+            Epilogue::Store => {
+                l.store(halves[0], &mut first[0]);
+                l.store(halves[1], &mut rest[0]);
+            }
+            Epilogue::Add => {
+                l.store(l.add(l.load(&first[0]), halves[0]), &mut first[0]);
+                l.store(l.add(l.load(&rest[0]), halves[1]), &mut rest[0]);
+            }
+            Epilogue::SiluMul => l.store(silu_mul(l, halves[0], halves[1]), &mut first[0]),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The one place for transcendental functions and rounding, the same on every machine.
+//!
+//! The standard library's `exp`, `sin` and so on come from the system's libm and differ between
+//! systems, so `clippy.toml` bans them everywhere. Here exponentials are polynomials in plain
+//! fused arithmetic, and tables are made with the `libm` crate (musl's algorithms in Rust).
+
+use crate::simd::Lanes;
+
+/// Coefficients of 2^f for f in [-1/2, 1/2], highest power first; relative error below 3e-7.
+const EXP2: [f32; 6] =
+    [1.339_887e-3, 9.618_437e-3, 5.550_332_5e-2, 2.402_264_8e-1, 6.931_472e-1, 1.0];
+
+/// Results stay normal numbers within these exponents.
+const EXP2_MIN: f32 = -125.0;
+const EXP2_MAX: f32 = 127.0;
+
+/// `2^x`, at least 2^-125 and at most 2^127; NaN stays NaN.
+#[inline(always)]
+pub(crate) fn exp2_lanes<L: Lanes>(l: L, x: L::F) -> L::F {
+    let x = l.min(l.splat(EXP2_MAX), l.max(l.splat(EXP2_MIN), x));
+    let n = l.round(x);
+    let f = l.sub(x, l.to_float(n));
+    let mut p = l.splat(EXP2[0]);
+    for c in &EXP2[1..] {
+        p = l.fma(p, f, l.splat(*c));
+    }
+    l.scale_exponent(p, n)
+}
+
+/// `2^x` with the bits of every lane of the kernels'.
+#[inline(always)]
+pub fn exp2(x: f32) -> f32 {
+    let x = if EXP2_MIN > x { EXP2_MIN } else { x };
+    let x = if EXP2_MAX < x { EXP2_MAX } else { x };
+    if x.is_nan() {
+        return x;
+    }
+    // 1.5 * 2^23 leaves the integer nearest to x, ties to even, in the low bits.
+    let n = (x + 12_582_912.0) - 12_582_912.0;
+    let f = x - n;
+    let p = EXP2[1..].iter().fold(EXP2[0], |p, c| p.mul_add(f, *c));
+    f32::from_bits(p.to_bits().wrapping_add((n as i32 as u32) << 23))
+}
+
+/// `e^x`, within the range of [`exp2`].
+pub fn exp(x: f32) -> f32 {
+    exp2(x * std::f32::consts::LOG2_E)
+}
+
+/// Natural logarithm.
+pub fn ln(x: f64) -> f64 {
+    libm::log(x)
+}
+
+/// `gate / (1 + e^-gate) * up` in each lane.
+#[inline(always)]
+pub(crate) fn silu_mul<L: Lanes>(l: L, gate: L::F, up: L::F) -> L::F {
+    let e = exp2_lanes(l, l.mul(gate, l.splat(-std::f32::consts::LOG2_E)));
+    l.div(l.mul(gate, up), l.add(e, l.splat(1.0)))
+}
+
+/// Bits of the bfloat16 nearest to `x`, ties to even; NaN stays NaN.
+#[inline(always)]
+pub fn bf16_round(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+}
+
+/// The number whose bfloat16 bits are `bits`.
+#[inline(always)]
+pub fn bf16_widen(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// `(cos, sin)` of an angle in radians.
+pub(crate) fn cos_sin(angle: f64) -> (f32, f32) {
+    (libm::cos(angle) as f32, libm::sin(angle) as f32)
+}
+
+/// `x^y`.
+pub(crate) fn pow(x: f64, y: f64) -> f64 {
+    libm::pow(x, y)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp2_is_close_and_monotonic_enough() {
+        let mut worst = 0.0f64;
+        for i in -12_000..12_000 {
+            let x = i as f32 * 0.01;
+            let want = libm::exp2(f64::from(x));
+            worst = worst.max((f64::from(exp2(x)) / want - 1.0).abs());
+        }
+        assert!(worst < 4e-7, "relative error {worst}");
+        assert!(exp2(f32::NAN).is_nan());
+        assert_eq!(exp2(0.0), 1.0);
+        assert_eq!(exp2(f32::NEG_INFINITY), exp2(-125.0));
+    }
+
+    #[test]
+    fn bf16_rounds_to_even() {
+        for (x, want) in [(1.0, 0x3f80), (1.003_906_3, 0x3f80), (1.011_718_8, 0x3f82)] {
+            assert_eq!(bf16_round(x), want);
+        }
+        assert!(bf16_widen(bf16_round(f32::NAN)).is_nan());
+        assert_eq!(bf16_widen(bf16_round(f32::MAX)), f32::INFINITY);
+        for bits in 0..=u16::MAX {
+            let x = bf16_widen(bits);
+            assert!(x.is_nan() || bf16_round(x) == bits);
+        }
+    }
+}
