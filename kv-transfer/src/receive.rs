@@ -2,20 +2,21 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::pin::pin;
 use std::time::Duration;
 
 use baton_types::{Error, TransferId};
-use futures::StreamExt;
+use futures::future::{BoxFuture, FusedFuture};
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use tokio::time::{sleep_until, timeout};
-use tokio_util::sync::CancellationToken;
 
 use crate::TransferError;
 use crate::clock::Clock;
 use crate::frame::{Frame, FrameKey};
 use crate::message::{Body, Commit, KvMessage};
 use crate::receiver::{Receiver, ReceiverAction};
-use crate::transport::TransportStream;
+use crate::transport::{STREAM_MESSAGES_MAX, TransportStream};
 
 /// Where verified KV goes: the node's engine.
 pub trait Placer: Send + Sync {
@@ -78,104 +79,149 @@ pub fn refuse(stream: &TransportStream, first: &KvMessage, error: &TransferError
     let _ = stream.outgoing.try_send(KvMessage { context: first.context, body });
 }
 
-/// What `drive` waits for besides messages.
-enum Finished {
-    Placed(FrameKey, Result<(), Error>),
-    Activated(Result<(), Error>),
-}
-
 /// Runs a granted machine over a stream, whose first message is `first`, until no write can
 /// follow. `clock` must be the one whose time the grant was made with.
 ///
-/// Where `fence` fires (the request is cancelled, or a later attempt replaces it), the transfer
-/// ends as soon as nothing is being placed; a commit that came first wins.
+/// When `fence` yields (`Cancelled`, or `Superseded` by a later attempt), the transfer ends as
+/// soon as nothing is being placed; a commit that came first wins. Where there is nothing to wait
+/// for, pass `std::future::pending()`.
 ///
 /// Not cancel safe: a dropped future leaves the machine amid its states, and a frame perhaps
 /// half placed. Use `fence`.
 pub async fn drive<P: Placer>(
     receiver: &mut Receiver,
     first: KvMessage,
-    mut stream: TransportStream,
+    stream: TransportStream,
     placer: &P,
     clock: Clock,
-    fence: CancellationToken,
+    fence: impl Future<Output = TransferError>,
 ) -> ReceiverOutcome {
-    let mut outbox: VecDeque<KvMessage> = VecDeque::new();
-    let mut running = FuturesUnordered::new();
-    let (mut is_open, mut is_readable, mut is_fenced) = (true, true, false);
     receiver.on_message(first, clock.now_ms());
+    let mut session = Session {
+        receiver,
+        stream,
+        placer,
+        clock,
+        outbox: VecDeque::new(),
+        running: FuturesUnordered::new(),
+        is_open: true,
+        is_readable: true,
+    };
+    let mut fence = pin!(fence.fuse());
     loop {
-        while let Some(action) = receiver.next_action() {
-            match action {
-                ReceiverAction::Send(message) => outbox.push_back(message),
-                ReceiverAction::Place(frame) => running.push(run(placer, Work::Place(frame))),
-                ReceiverAction::Activate(commit) => {
-                    running.push(run(placer, Work::Activate(commit)));
-                }
-                ReceiverAction::Close => {
-                    (is_open, is_readable) = (false, false);
-                    stream.incoming = futures::stream::pending().boxed();
-                    receiver.on_closed();
-                }
-                ReceiverAction::Refused(error) => {
-                    flush(&stream, outbox);
-                    return ReceiverOutcome::Refused(error);
-                }
-                ReceiverAction::Free(outcome) => {
-                    flush(&stream, outbox);
-                    return outcome.map_or_else(ReceiverOutcome::Failed, |()| {
-                        ReceiverOutcome::Committed
-                    });
-                }
-            }
+        if let Some(outcome) = session.obey() {
+            session.stream.send_last(session.outbox);
+            return outcome;
         }
         tokio::select! {
-            Some(finished) = running.next() => match finished {
-                Finished::Placed(key, result) => receiver.placed(key, result, clock.now_ms()),
-                Finished::Activated(result) => receiver.activated(result, clock.now_ms()),
-            },
-            incoming = stream.incoming.next(), if is_readable => match incoming {
-                Some(Ok(message)) => receiver.on_message(message, clock.now_ms()),
-                Some(Err(TransferError::Message(_))) => receiver.on_undecodable(),
-                Some(Err(_)) | None => {
-                    is_readable = false;
-                    receiver.on_closed();
+            () = session.wait() => {}
+            error = &mut fence, if !fence.is_terminated() => {
+                session.receiver.abort(error, clock.now_ms());
+            }
+        }
+    }
+}
+
+struct Session<'a, P> {
+    receiver: &'a mut Receiver,
+    stream: TransportStream,
+    placer: &'a P,
+    clock: Clock,
+    /// Bounded by what comes in: credits, and answers to heartbeats.
+    outbox: VecDeque<KvMessage>,
+    /// Bounded by the window.
+    running: FuturesUnordered<BoxFuture<'a, Finished>>,
+    is_open: bool,
+    is_readable: bool,
+}
+
+enum Event {
+    Incoming(Option<Result<KvMessage, TransferError>>),
+    Finished(Finished),
+    Due,
+}
+
+enum Finished {
+    Placed(FrameKey, Result<(), Error>),
+    Activated(Result<(), Error>),
+}
+
+impl<P: Placer> Session<'_, P> {
+    /// Does what the machine asks for; `Some` ends the session.
+    fn obey(&mut self) -> Option<ReceiverOutcome> {
+        let placer = self.placer;
+        while let Some(action) = self.receiver.next_action() {
+            match action {
+                ReceiverAction::Send(message) => self.outbox.push_back(message),
+                ReceiverAction::Place(frame) => self.running.push(Box::pin(async move {
+                    Finished::Placed(frame.key(), placer.place(&frame).await)
+                })),
+                ReceiverAction::Activate(commit) => self.running.push(Box::pin(async move {
+                    Finished::Activated(placer.activate(*commit).await)
+                })),
+                ReceiverAction::Close => {
+                    self.stream.send_last(self.outbox.drain(..));
+                    self.stream.incoming = futures::stream::empty().boxed();
+                    (self.is_open, self.is_readable) = (false, false);
+                    self.receiver.on_closed();
                 }
-            },
-            permit = stream.outgoing.reserve(), if is_open && !outbox.is_empty() => {
-                match (permit, outbox.pop_front()) {
+                ReceiverAction::Refused(error) => return Some(ReceiverOutcome::Refused(error)),
+                ReceiverAction::Free(Ok(())) => return Some(ReceiverOutcome::Committed),
+                ReceiverAction::Free(Err(error)) => return Some(ReceiverOutcome::Failed(error)),
+            }
+        }
+        None
+    }
+
+    /// Waits for one event and tells the machine. Cancel safe.
+    async fn wait(&mut self) {
+        let due = self.clock.instant(self.receiver.next_tick_ms());
+        let event = tokio::select! {
+            Some(finished) = self.running.next() => Event::Finished(finished),
+            incoming = self.stream.incoming.next(), if self.is_readable => {
+                Event::Incoming(incoming)
+            }
+            permit = self.stream.outgoing.reserve(), if self.is_open && !self.outbox.is_empty() => {
+                match (permit, self.outbox.pop_front()) {
                     (Ok(permit), Some(message)) => permit.send(message),
-                    _ => is_open = false,
+                    _ => self.is_open = false,
                 }
+                return;
             }
-            () = sleep_until(clock.instant(receiver.next_tick_ms())) => {
-                receiver.tick(clock.now_ms());
+            () = sleep_until(due) => Event::Due,
+        };
+        match event {
+            Event::Incoming(incoming) => self.heard(incoming),
+            Event::Due => self.tick(),
+            Event::Finished(Finished::Placed(key, result)) => {
+                self.receiver.placed(key, result, self.clock.now_ms());
             }
-            () = fence.cancelled(), if !is_fenced => {
-                is_fenced = true;
-                receiver.abort(TransferError::Superseded, clock.now_ms());
+            Event::Finished(Finished::Activated(result)) => {
+                self.receiver.activated(result, self.clock.now_ms());
             }
         }
     }
-}
 
-enum Work {
-    Place(Frame),
-    Activate(Box<Commit>),
-}
-
-async fn run<P: Placer>(placer: &P, work: Work) -> Finished {
-    match work {
-        Work::Place(frame) => Finished::Placed(frame.key(), placer.place(&frame).await),
-        Work::Activate(commit) => Finished::Activated(placer.activate(*commit).await),
-    }
-}
-
-/// Gives the transport what it takes at once; the peer learns the rest from the closing.
-fn flush(stream: &TransportStream, outbox: VecDeque<KvMessage>) {
-    for message in outbox {
-        if stream.outgoing.try_send(message).is_err() {
-            return;
+    fn heard(&mut self, incoming: Option<Result<KvMessage, TransferError>>) {
+        match incoming {
+            Some(Ok(message)) => self.receiver.on_message(message, self.clock.now_ms()),
+            Some(Err(TransferError::Message(_))) => self.receiver.on_undecodable(),
+            Some(Err(_)) | None => {
+                self.is_readable = false;
+                self.receiver.on_closed();
+            }
         }
+    }
+
+    /// Listens before it judges a silence: this task itself may have waited for a processor.
+    fn tick(&mut self) {
+        for _ in 0..STREAM_MESSAGES_MAX {
+            if !self.is_readable {
+                break;
+            }
+            let Some(incoming) = self.stream.incoming.next().now_or_never() else { break };
+            self.heard(incoming);
+        }
+        self.receiver.tick(self.clock.now_ms());
     }
 }

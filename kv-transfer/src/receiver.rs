@@ -23,6 +23,8 @@ use crate::message::{
 use crate::timing::Timing;
 
 mod states;
+#[cfg(test)]
+mod tests;
 
 use states::{Aborting, Granted, State};
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Clock;
 use crate::message::{CommitInfo, KvMessage};
 use crate::sender::{Sender, SenderAction, SenderReport};
-use crate::transport::TransportStream;
+use crate::transport::{STREAM_MESSAGES_MAX, TransportStream};
 use crate::{KvSpan, TransferError};
 
 /// What the engine hands to a running transfer.
@@ -32,70 +32,105 @@ pub enum Outgoing {
 /// # Errors
 /// Why the transfer failed; the receiver has been told where it could be.
 pub async fn drive(
-    mut sender: Sender,
-    mut stream: TransportStream,
-    mut spans: mpsc::Receiver<Outgoing>,
+    sender: Sender,
+    stream: TransportStream,
+    spans: mpsc::Receiver<Outgoing>,
     clock: Clock,
     cancel: CancellationToken,
 ) -> Result<SenderReport, TransferError> {
-    let mut outbox: VecDeque<KvMessage> = VecDeque::new();
-    let mut is_open = true;
+    let outbox = VecDeque::new();
+    let mut session = Session { sender, stream, spans, clock, cancel, outbox, is_open: true };
     loop {
-        while let Some(action) = sender.next_action() {
+        if let Some(outcome) = session.obey() {
+            session.stream.send_last(session.outbox);
+            return outcome;
+        }
+        session.wait().await;
+    }
+}
+
+struct Session {
+    sender: Sender,
+    stream: TransportStream,
+    spans: mpsc::Receiver<Outgoing>,
+    clock: Clock,
+    cancel: CancellationToken,
+    /// Bounded by credit.
+    outbox: VecDeque<KvMessage>,
+    is_open: bool,
+}
+
+enum Event {
+    Incoming(Option<Result<KvMessage, TransferError>>),
+    Outgoing(Option<Outgoing>),
+    Cancelled,
+    Due,
+}
+
+impl Session {
+    /// Does what the machine asks for; `Some` ends the session.
+    fn obey(&mut self) -> Option<Result<SenderReport, TransferError>> {
+        while let Some(action) = self.sender.next_action() {
             match action {
-                SenderAction::Send(message) => outbox.push_back(message),
-                SenderAction::Done(report) => return Ok(report),
-                SenderAction::Failed(error) => {
-                    flush(&stream, outbox);
-                    return Err(error);
-                }
+                SenderAction::Send(message) => self.outbox.push_back(message),
+                SenderAction::Done(report) => return Some(Ok(report)),
+                SenderAction::Failed(error) => return Some(Err(error)),
             }
         }
-        tokio::select! {
-            permit = stream.outgoing.reserve(), if is_open && !outbox.is_empty() => {
-                match (permit, outbox.pop_front()) {
+        None
+    }
+
+    /// Waits for one event and tells the machine.
+    async fn wait(&mut self) {
+        let due = self.clock.instant(self.sender.next_tick_ms());
+        let event = tokio::select! {
+            permit = self.stream.outgoing.reserve(), if self.is_open && !self.outbox.is_empty() => {
+                match (permit, self.outbox.pop_front()) {
                     (Ok(permit), Some(message)) => permit.send(message),
                     // What the peer said last, perhaps why, may still be in `incoming`.
-                    _ => is_open = false,
+                    _ => self.is_open = false,
+                }
+                return;
+            }
+            incoming = self.stream.incoming.next() => Event::Incoming(incoming),
+            outgoing = self.spans.recv(), if self.sender.wants_spans() => Event::Outgoing(outgoing),
+            () = sleep_until(due) => Event::Due,
+            () = self.cancel.cancelled(), if !self.sender.is_ending() => Event::Cancelled,
+        };
+        let now_ms = self.clock.now_ms();
+        match event {
+            Event::Incoming(incoming) => self.heard(incoming),
+            Event::Outgoing(Some(Outgoing::Span(span))) => {
+                if let Err(error) = self.sender.push_span(&span) {
+                    self.sender.abort(error, now_ms);
                 }
             }
-            incoming = stream.incoming.next() => match incoming {
-                Some(Ok(message)) => sender.on_message(message, clock.now_ms()),
-                // As good as lost: what it said is repeated in the next heartbeat's answer.
-                Some(Err(TransferError::Message(_))) => {}
-                Some(Err(_)) | None => sender.on_closed(),
-            },
-            outgoing = spans.recv(), if sender.wants_spans() => {
-                if let Err(error) = take(&mut sender, outgoing) {
-                    sender.abort(error, clock.now_ms());
-                }
+            Event::Outgoing(Some(Outgoing::Finish(info))) => self.sender.finish(*info),
+            Event::Outgoing(None) | Event::Cancelled => {
+                self.sender.abort(TransferError::Cancelled, now_ms);
             }
-            () = sleep_until(clock.instant(sender.next_tick_ms())) => {
-                sender.tick(clock.now_ms());
-            }
-            () = cancel.cancelled(), if !sender.is_ending() => {
-                sender.abort(TransferError::Cancelled, clock.now_ms());
-            }
+            Event::Due => self.tick(),
         }
     }
-}
 
-fn take(sender: &mut Sender, outgoing: Option<Outgoing>) -> Result<(), TransferError> {
-    match outgoing {
-        Some(Outgoing::Span(span)) => sender.push_span(&span),
-        Some(Outgoing::Finish(info)) => {
-            sender.finish(*info);
-            Ok(())
+    fn heard(&mut self, incoming: Option<Result<KvMessage, TransferError>>) {
+        match incoming {
+            Some(Ok(message)) => self.sender.on_message(message, self.clock.now_ms()),
+            // As good as lost: what it said is repeated in the next heartbeat's answer.
+            Some(Err(TransferError::Message(_))) => {}
+            Some(Err(_)) | None => self.sender.on_closed(),
         }
-        None => Err(TransferError::Cancelled),
     }
-}
 
-/// Gives the transport what it takes at once; the peer learns the rest from the closing.
-fn flush(stream: &TransportStream, outbox: VecDeque<KvMessage>) {
-    for message in outbox {
-        if stream.outgoing.try_send(message).is_err() {
-            return;
+    /// Listens before it judges a silence: this task itself may have waited for a processor.
+    fn tick(&mut self) {
+        for _ in 0..STREAM_MESSAGES_MAX {
+            if self.sender.is_over() {
+                break;
+            }
+            let Some(incoming) = self.stream.incoming.next().now_or_never() else { break };
+            self.heard(incoming);
         }
+        self.sender.tick(self.clock.now_ms());
     }
 }

@@ -176,9 +176,14 @@ impl Sender {
         self.link.flow.queued_bytes < self.link.config.queue_max_bytes && self.accepts_spans()
     }
 
-    /// Whether a final action has been or will be yielded without more input.
-    pub fn is_finished(&self) -> bool {
+    /// Whether its final action has been queued or yielded.
+    pub fn is_over(&self) -> bool {
         matches!(self.state, State::Done)
+    }
+
+    /// Whether it has ended or given up.
+    pub fn is_ending(&self) -> bool {
+        matches!(self.state, State::Done | State::Aborting(_))
     }
 
     /// Hands in KV of consecutive tokens of a layer, in any order, each (layer, token) once.
@@ -260,7 +265,7 @@ impl Sender {
                 None => running,
             },
         });
-        if !matches!(self.state, State::Done | State::Aborting(_)) {
+        if !self.is_ending() {
             self.link.heartbeat(now_ms);
         }
     }

