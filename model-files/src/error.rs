@@ -26,6 +26,8 @@ pub enum ModelFileError {
     Count { file: String, what: String, count: u64, most: u64 },
     #[error("{file}: {what} is not UTF-8; the file is damaged")]
     Text { file: String, what: String },
+    #[error("{file}: the name of {what} is empty; the file is damaged")]
+    EmptyName { file: String, what: String },
     #[error("{file}: key {key} appears twice")]
     DuplicateKey { file: String, key: String },
     #[error("{file}: key {key} is missing; convert the model again with a current converter")]

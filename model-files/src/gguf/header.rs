@@ -98,7 +98,11 @@ fn read_name<'a>(
     what: &str,
 ) -> Result<&'a str, ModelFileError> {
     let name = cursor.string(what)?;
-    if name.is_empty() || name.len() > MAX_NAME_BYTES {
+    if name.is_empty() {
+        let (file, what) = (file.to_owned(), what.to_owned());
+        return Err(ModelFileError::EmptyName { file, what });
+    }
+    if name.len() > MAX_NAME_BYTES {
         return Err(ModelFileError::Count {
             file: file.to_owned(),
             what: format!("the length of the name of {what}"),

@@ -1,0 +1,242 @@
+//! GGUF files that are whole, and files broken in one place each.
+
+mod support;
+
+use baton_model_files::{LayerTensor, ModelFile, TensorDtype, TensorRole};
+use support::{Dtype, Gguf, Meta, Random, TINY};
+
+fn tiny() -> Gguf {
+    Gguf::tiny(TINY, Dtype::Q4_1, 7)
+}
+
+fn error_of(bytes: Vec<u8>) -> String {
+    match ModelFile::from_gguf_bytes(bytes, "broken.gguf") {
+        Ok(_) => panic!("a broken file was taken for a model"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Breaks a tiny model and checks that the error names the file and `wanted`.
+fn refused(wanted: &[&str], break_it: impl FnOnce(&mut Gguf)) {
+    let mut file = tiny();
+    break_it(&mut file);
+    let error = error_of(file.to_bytes());
+    for part in wanted.iter().chain(&["broken.gguf"]) {
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+}
+
+fn raw(kind: u32, parts: &[&[u8]]) -> Meta {
+    Meta::Raw(kind, parts.concat())
+}
+
+#[test]
+fn every_type_opens() {
+    for (dtype, want) in Dtype::ALL.into_iter().zip([
+        TensorDtype::F32,
+        TensorDtype::F16,
+        TensorDtype::Q4_0,
+        TensorDtype::Q4_1,
+        TensorDtype::Q8_0,
+        TensorDtype::Bf16,
+    ]) {
+        let bytes = Gguf::tiny(TINY, dtype, 3).to_bytes();
+        let model = ModelFile::from_gguf_bytes(bytes, "tiny-q4_1.gguf").unwrap();
+        assert_eq!(model.spec().name, "tiny");
+        assert_eq!(model.tensor(TensorRole::Layer(1, LayerTensor::Down)).dtype, want);
+        assert_eq!(model.tensor(TensorRole::Output).rows, TINY.vocab);
+    }
+}
+
+#[test]
+fn version_2_and_other_alignments_open() {
+    let mut file = tiny();
+    file.version = 2;
+    ModelFile::from_gguf_bytes(file.to_bytes(), "v2.gguf").unwrap();
+    file.set("general.alignment", Meta::U32(16));
+    // The writer aligns to 32, which is aligned to 16 only if the directory ends so.
+    let _ = ModelFile::from_gguf_bytes(file.to_bytes(), "v2.gguf");
+}
+
+#[test]
+fn the_fingerprint_ignores_the_name_and_sees_every_byte() {
+    let open = |bytes: &[u8], name| ModelFile::from_gguf_bytes(bytes.to_vec(), name).unwrap();
+    let mut bytes = tiny().to_bytes();
+    let first = open(&bytes, "a.gguf").fingerprint();
+    assert_eq!(first, open(&bytes, "b.gguf").fingerprint());
+    *bytes.last_mut().unwrap() ^= 1;
+    assert_ne!(first, open(&bytes, "a.gguf").fingerprint());
+}
+
+#[test]
+fn llama_3_scaling_is_found_again() {
+    let mut file = tiny();
+    let factors: Vec<u8> = (0..TINY.head_dim / 2)
+        .map(|pair| {
+            baton_model_files::llama3_factor(pair, TINY.head_dim, 10_000.0, 8.0, 1.0, 4.0, 8192)
+        })
+        .flat_map(|factor| (factor as f32).to_le_bytes())
+        .collect();
+    file.add("rope_freqs.weight", Dtype::F32, TINY.head_dim / 2, 0, &mut Random(1));
+    file.tensor("rope_freqs.weight").bytes = factors;
+    let model = ModelFile::from_gguf_bytes(file.to_bytes(), "l3.gguf").unwrap();
+    let scaling = format!("{:?}", model.spec().rope.scaling);
+    assert!(scaling.contains("Llama3") && scaling.contains("factor: 8.0"), "{scaling}");
+    refused(&["rope_freqs.weight", "Llama 3"], |file| {
+        file.add("rope_freqs.weight", Dtype::F32, TINY.head_dim / 2, 0, &mut Random(1));
+    });
+}
+
+#[test]
+fn truncated_anywhere() {
+    let whole = tiny().to_bytes();
+    let steps = (0..whole.len()).step_by(whole.len() / 400).chain(0..200);
+    for len in steps {
+        let error = error_of(whole[..len].to_vec());
+        assert!(error.contains("broken.gguf"), "{len}: {error}");
+    }
+}
+
+#[test]
+fn every_flipped_byte_is_an_error_or_a_model() {
+    let whole = tiny().to_bytes();
+    let header = whole.len().min(6000);
+    for at in 0..header {
+        for flip in [0x01, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= flip;
+            let _ = ModelFile::from_gguf_bytes(bytes, "flipped.gguf");
+        }
+    }
+}
+
+#[test]
+fn broken_headers() {
+    assert!(error_of(Vec::new()).contains("header"));
+    refused(&["no GGUF"], |file| file.magic = *b"GGML");
+    refused(&["version 1", "2 and 3"], |file| file.version = 1);
+    refused(&["version 50331648"], |file| file.version = 3u32.swap_bytes());
+    refused(&["tensor count", "damaged"], |file| file.tensor_count = Some(u64::MAX));
+    refused(&["metadata count"], |file| file.key_count = Some(1 << 40));
+    refused(&["metadata key"], |file| file.key_count = Some(40));
+    refused(&["tensor 20"], |file| file.tensor_count = Some(21));
+}
+
+#[test]
+fn broken_metadata() {
+    let bytes = |n: u64| n.to_le_bytes();
+    refused(&["general.name", "13"], |f| f.set("general.name", raw(13, &[])));
+    refused(&["general.name", "ends inside"], |file| {
+        file.set("general.name", raw(8, &[&bytes(u64::MAX)]));
+    });
+    refused(&["general.name", "UTF-8"], |file| {
+        file.set("general.name", raw(8, &[&bytes(2), &[0xff, 0xfe]]));
+    });
+    refused(&["general.name", "claims"], |file| {
+        file.set("general.name", raw(9, &[&8u32.to_le_bytes(), &bytes(1 << 60)]));
+    });
+    refused(&["general.name", "nested"], |file| {
+        let nested: Vec<u8> =
+            (0..8).flat_map(|_| [&9u32.to_le_bytes()[..], &bytes(1)].concat()).collect();
+        file.set("general.name", raw(9, &[&nested, &[0; 16]]));
+    });
+    refused(&["llama.block_count", "twice"], |file| {
+        file.keys.push(("llama.block_count".into(), Meta::U32(2)));
+    });
+    refused(&["general.alignment", "power of two"], |file| {
+        file.set("general.alignment", Meta::U32(33));
+    });
+    refused(&["general.alignment"], |f| f.set("general.alignment", Meta::U32(0)));
+    refused(&["general.alignment", "integer"], |file| {
+        file.set("general.alignment", Meta::Str("32".into()));
+    });
+}
+
+#[test]
+fn broken_hyperparameters() {
+    refused(&["general.architecture", "missing"], |f| f.unset("general.architecture"));
+    refused(&["\"mamba\"", "supported"], |file| {
+        file.set("general.architecture", Meta::Str("mamba".into()));
+    });
+    refused(&["llama.block_count", "missing"], |f| f.unset("llama.block_count"));
+    refused(&["llama.block_count", "0"], |f| f.set("llama.block_count", Meta::U32(0)));
+    refused(&["blk.2.attn_norm"], |f| f.set("llama.block_count", Meta::U32(3)));
+    refused(&["blk.1."], |f| f.set("llama.block_count", Meta::U32(1)));
+    refused(&["llama.attention.head_count"], |file| {
+        file.set("llama.attention.head_count", Meta::U32(0));
+    });
+    refused(&["llama.attention.head_count_kv", "divide"], |file| {
+        file.set("llama.attention.head_count_kv", Meta::U32(4));
+    });
+    refused(&["llama.embedding_length", "a string"], |file| {
+        file.set("llama.embedding_length", Meta::Str("64".into()));
+    });
+    refused(&["llama.embedding_length", "multiple of 32"], |file| {
+        file.set("llama.embedding_length", Meta::U32(65));
+    });
+    refused(&["layer_norm_rms_epsilon", "NaN"], |file| {
+        file.set("llama.attention.layer_norm_rms_epsilon", Meta::F32(f32::NAN));
+    });
+    refused(&["llama.rope.freq_base"], |file| {
+        file.set("llama.rope.freq_base", Meta::F32(f32::INFINITY));
+    });
+    refused(&["llama.rope.dimension_count"], |file| {
+        file.set("llama.rope.dimension_count", Meta::U32(8));
+    });
+    refused(&["llama.rope.scaling.type", "yarn"], |file| {
+        file.set("llama.rope.scaling.type", Meta::Str("yarn".into()));
+    });
+    refused(&["llama.expert_count"], |f| f.set("llama.expert_count", Meta::U32(8)));
+    refused(&["llama.context_length"], |f| f.set("llama.context_length", Meta::U32(0)));
+    refused(&["llama.vocab_size"], |f| f.set("llama.vocab_size", Meta::U32(101)));
+}
+
+#[test]
+fn broken_vocabularies() {
+    refused(&["tokenizer.ggml.model", "missing"], |f| f.unset("tokenizer.ggml.model"));
+    refused(&["tokenizer.ggml.tokens", "99"], |file| {
+        file.set("tokenizer.ggml.tokens", Meta::Strings(vec!["x".into(); 99]));
+    });
+    refused(&["tokenizer.ggml.tokens", "strings"], |file| {
+        file.set("tokenizer.ggml.tokens", Meta::I32s(vec![0; 100]));
+    });
+    refused(&["tokenizer.ggml.token_type", "3"], |file| {
+        file.set("tokenizer.ggml.token_type", Meta::I32s(vec![1; 3]));
+    });
+    refused(&["tokenizer.ggml.eos_token_id", "100"], |file| {
+        file.set("tokenizer.ggml.eos_token_id", Meta::U32(100));
+    });
+}
+
+#[test]
+fn broken_tensors() {
+    let down = "blk.0.ffn_down.weight";
+    refused(&["output_norm.weight", "missing"], |file| {
+        file.tensors.retain(|tensor| tensor.name != "output_norm.weight");
+    });
+    refused(&["token_embd.weight", "missing"], |file| drop(file.tensors.remove(0)));
+    refused(&[down, "twice"], |file| {
+        let copy = file.tensor(down).clone();
+        file.tensors.push(copy);
+    });
+    refused(&["blk.0.attn_q.bias", "not part"], |file| {
+        file.add("blk.0.attn_q.bias", Dtype::F32, 96, 0, &mut Random(1));
+    });
+    refused(&[down, "Q4_K", "Q8_0"], |file| file.tensor(down).code = 12);
+    refused(&[down, "number 99"], |file| file.tensor(down).code = 99);
+    refused(&[down, "shape"], |file| file.tensor(down).dims = vec![64, 96]);
+    refused(&[down, "dimension is zero"], |file| file.tensor(down).dims = vec![96, 0]);
+    refused(&[down, "dimensions"], |file| file.tensor(down).dims = vec![96; 5]);
+    refused(&[down, "0 dimensions"], |file| file.tensor(down).dims = vec![]);
+    refused(&[down, "blocks of 32"], |file| file.tensor(down).dims = vec![97, 64]);
+    refused(&[down, "overflow"], |file| {
+        file.tensor(down).dims = vec![1 << 32, 1 << 31, 1 << 30];
+    });
+    refused(&[down, "overflow"], |file| file.tensor(down).offset = Some(u64::MAX - 31));
+    refused(&[down, "outside the file"], |file| file.tensor(down).offset = Some(1 << 40));
+    refused(&[down, "aligned"], |file| file.tensor(down).offset = Some(33));
+    refused(&["overlap"], |file| file.tensor(down).offset = Some(0));
+    refused(&["tensor 2", "empty"], |file| {
+        file.tensor("blk.0.attn_norm.weight").name = String::new();
+    });
+}
