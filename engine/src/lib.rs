@@ -3,6 +3,7 @@
 //! and no async.
 
 pub mod backend;
+pub mod bench;
 pub mod core;
 pub mod cpu;
 pub mod eval;

@@ -1,0 +1,135 @@
+//! One chunk of keys, with poison in every slot that nobody may see.
+
+use super::{Random, bits, kernels};
+use crate::kernels::attention::{CHUNK_TILES, CHUNK_TOKENS, Chunk, Partial, TILE_TOKENS};
+use crate::kernels::dispatch::{Kernels, Merge};
+use crate::kernels::numerics::{bf16_round, bf16_widen};
+
+/// K and V of 256 tokens in tiles, and as numbers.
+struct Keys {
+    dim: usize,
+    tiles: Vec<Vec<[u32; 16]>>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+impl Keys {
+    /// The first `filled` tokens are random, the others NaN.
+    fn new(dim: usize, filled: usize, random: &mut Random) -> Self {
+        let mut number = |i: usize| {
+            let x = if i / dim < filled { random.number() } else { f32::NAN };
+            bf16_widen(bf16_round(x))
+        };
+        let k: Vec<f32> = (0..CHUNK_TOKENS * dim).map(&mut number).collect();
+        let v: Vec<f32> = (0..CHUNK_TOKENS * dim).map(&mut number).collect();
+        let word = |low: f32, high: f32| u32::from(bf16_round(low)) | (high.to_bits() & !0xffff);
+        let tile = |t: usize| {
+            let mut words = Vec::new();
+            for pair in 0..dim / 2 {
+                for token in t * TILE_TOKENS..(t + 1) * TILE_TOKENS {
+                    words.push(word(k[token * dim + 2 * pair], k[token * dim + 2 * pair + 1]));
+                }
+            }
+            for pair in 0..TILE_TOKENS / 2 {
+                let token = t * TILE_TOKENS + 2 * pair;
+                for d in 0..dim {
+                    words.push(word(v[token * dim + d], v[(token + 1) * dim + d]));
+                }
+            }
+            words.as_chunks().0.to_vec()
+        };
+        let tiles = (0..CHUNK_TILES).map(tile).collect();
+        Self { dim, tiles, k, v }
+    }
+
+    fn attend(&self, kernels: &Kernels, queries: &[f32], visible: &[u32]) -> Partial {
+        let rows = visible.len();
+        let mut out = Partial::new(rows, self.dim);
+        let mut scores = vec![f32::NAN; rows * CHUNK_TOKENS];
+        let mut chunk = Chunk {
+            dim: self.dim,
+            queries,
+            visible,
+            tiles: std::array::from_fn(|t| self.tiles[t].as_ptr().cast()),
+            scores: &mut scores,
+            out: &mut out,
+        };
+        // SAFETY: the tiles are whole, and there is one thread.
+        unsafe { (kernels.attend)(&mut chunk) };
+        out
+    }
+
+    /// `(max, sum, values)` in f64.
+    fn reference(&self, query: &[f32], visible: usize) -> (f64, f64, Vec<f64>) {
+        let dot = |t: usize| -> f64 {
+            let k = &self.k[t * self.dim..][..self.dim];
+            k.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum()
+        };
+        let scores: Vec<f64> = (0..visible).map(dot).collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| libm::exp2(s - max)).collect();
+        let value = |d: usize| -> f64 {
+            weights.iter().enumerate().map(|(t, w)| w * f64::from(self.v[t * self.dim + d])).sum()
+        };
+        (max, weights.iter().sum(), (0..self.dim).map(value).collect())
+    }
+}
+
+#[test]
+fn all_agree_and_are_close_to_f64() {
+    let mut random = Random(77);
+    for dim in [16, 48, 64, 80, 128] {
+        for rows in [1, 2, 3, 4, 5, 6, 8, 9, 12, 14] {
+            let most = 1 + random.below(CHUNK_TOKENS);
+            let keys = Keys::new(dim, most, &mut random);
+            let visible: Vec<u32> =
+                (0..rows).map(|_| most.saturating_sub(random.below(5)).max(1) as u32).collect();
+            let queries: Vec<f32> = random.numbers(rows * dim).iter().map(|q| q * 0.3).collect();
+            let want = keys.attend(&kernels().next().unwrap(), &queries, &visible);
+            for (row, query) in queries.chunks_exact(dim).enumerate() {
+                let (max, sum, values) = keys.reference(query, visible[row] as usize);
+                assert!((f64::from(want.max[row]) - max).abs() < 1e-4);
+                assert!((f64::from(want.sum[row]) / sum - 1.0).abs() < 1e-4);
+                for (got, want) in want.values[row * dim..].iter().zip(values) {
+                    assert!((f64::from(*got) - want).abs() < 1e-3 * sum, "{got} {want}");
+                }
+            }
+            for kernels in kernels() {
+                let got = keys.attend(&kernels, &queries, &visible);
+                assert_eq!(bits(&got.values), bits(&want.values), "{dim} {rows}");
+                assert_eq!(bits(&got.sum), bits(&want.sum));
+                assert_eq!(bits(&got.max), bits(&want.max));
+                for row in 0..rows {
+                    let query = &queries[row * dim..(row + 1) * dim];
+                    let alone = keys.attend(&kernels, query, &visible[row..=row]);
+                    assert_eq!(bits(&alone.values), bits(&want.values[row * dim..][..dim]));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn merging_agrees_and_is_right() {
+    let mut random = Random(78);
+    let dim = 32;
+    let mut partial = |max: f32| Partial {
+        max: vec![max; 2],
+        sum: vec![2.0; 2],
+        values: random.numbers(2 * dim),
+    };
+    let (first, later) = (partial(3.0), partial(5.0));
+    let mut results = Vec::new();
+    for kernels in kernels() {
+        let mut state = first.clone();
+        let mut job = Merge { state: &mut state, later: &later, rows: 2, dim };
+        // SAFETY: the instructions are available.
+        unsafe { (kernels.merge)(&mut job) };
+        assert_eq!((state.max[0], state.sum[0]), (5.0, 2.5));
+        for i in 0..2 * dim {
+            assert!((state.values[i] - (first.values[i] * 0.25 + later.values[i])).abs() < 1e-6);
+        }
+        results.push(bits(&state.values));
+    }
+    assert!(results.iter().all(|r| *r == results[0]));
+}

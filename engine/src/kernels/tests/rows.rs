@@ -1,0 +1,55 @@
+//! Kernels that work on one row.
+
+use baton_types::{RopeScaling, RopeSpec};
+
+use super::{Random, bits, kernels};
+use crate::kernels::dispatch::{Norm, Rotate};
+use crate::kernels::rope::RopeTable;
+
+#[test]
+fn norm_agrees_and_is_right() {
+    let mut random = Random(21);
+    for len in [32, 64, 576] {
+        let (x, weight) = (random.numbers(len), random.numbers(len));
+        let mut results = Vec::new();
+        for kernels in kernels() {
+            let mut out = vec![0.0; len];
+            let mut job = Norm { x: &x, weight: &weight, eps: 1e-5, out: &mut out };
+            // SAFETY: the instructions are available.
+            unsafe { (kernels.norm)(&mut job) };
+            results.push(bits(&out));
+            let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / len as f64;
+            for i in 0..len {
+                let want = f64::from(x[i]) / (mean + 1e-5).sqrt() * f64::from(weight[i]);
+                assert!((f64::from(out[i]) - want).abs() < 1e-5);
+            }
+        }
+        assert!(results.iter().all(|r| *r == results[0]));
+    }
+}
+
+#[test]
+fn rotation_agrees_and_is_right() {
+    let mut random = Random(22);
+    for (dim, head_dim) in [(64, 64), (16, 16), (32, 48)] {
+        let spec = RopeSpec { dim, theta: 10_000.0, scaling: RopeScaling::None };
+        let table = RopeTable::new(&spec, 2000);
+        let x = random.numbers(3 * head_dim);
+        let mut results = Vec::new();
+        for kernels in kernels() {
+            let mut heads = x.clone();
+            let mut job =
+                Rotate { table: &table, position: 1234, heads: &mut heads, head_dim, scale: 0.5 };
+            // SAFETY: the instructions are available.
+            unsafe { (kernels.rotate)(&mut job) };
+            results.push(bits(&heads));
+            for i in 0..dim / 2 {
+                let angle = 1234.0 / 10_000f64.powf(2.0 * i as f64 / dim as f64);
+                let (a, b) = (f64::from(x[i]), f64::from(x[i + dim / 2]));
+                let want = (a * angle.cos() - b * angle.sin()) * 0.5;
+                assert!((f64::from(heads[i]) - want).abs() < 1e-5);
+            }
+        }
+        assert!(results.iter().all(|r| *r == results[0]));
+    }
+}

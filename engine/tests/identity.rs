@@ -1,0 +1,256 @@
+//! The founding identity: logits are the same to the bit whatever else is different.
+
+#[path = "../../model-files/tests/support/mod.rs"]
+mod support;
+
+use baton_engine::backend::{Backend, KvRead, KvSpan, LayerSink, LogitRows, NoSink, Span};
+use baton_engine::cpu::{CpuBackend, CpuConfig};
+use baton_engine::{Isa, SpinPolicy};
+use baton_model_files::ModelFile;
+use baton_types::{BlockId, TokenId};
+use support::{Dtype, Gguf, Random, Shape, TINY};
+
+const SHIPPED: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../models/SmolLM2-135M-Instruct.Q4_1.gguf");
+
+/// One way to compute a prompt.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    isa: Option<Isa>,
+    threads: usize,
+    block_tokens: usize,
+    chunk: usize,
+    /// Other sequences in every step.
+    others: usize,
+}
+
+const PLAIN: Way = Way { isa: None, threads: 1, block_tokens: 16, chunk: 512, others: 0 };
+
+fn tiny(dtype: Dtype) -> ModelFile {
+    ModelFile::from_gguf_bytes(Gguf::tiny(TINY, dtype, 5).to_bytes(), "tiny.gguf").unwrap()
+}
+
+fn backend(model: &ModelFile, way: Way) -> CpuBackend {
+    let config = CpuConfig {
+        threads: way.threads,
+        isa: way.isa,
+        spin: SpinPolicy::Auto,
+        block_tokens: way.block_tokens,
+        kv_blocks: 4096 / way.block_tokens,
+        max_step_tokens: 1024,
+        max_logit_rows: 1024,
+    };
+    CpuBackend::new(model, config).unwrap()
+}
+
+fn prompt(model: &ModelFile, tokens: usize, seed: u64) -> Vec<TokenId> {
+    let mut random = Random(seed);
+    (0..tokens).map(|_| (random.bits() % model.spec().vocab as u64) as TokenId).collect()
+}
+
+/// Pages of one sequence, scattered over its part of the pool.
+fn scattered(count: usize, part: usize) -> Vec<BlockId> {
+    (0..count).map(|i| BlockId((part * count + (i * 7 + 3) % count) as u32)).collect()
+}
+
+/// A page count that 7 does not divide, so that `scattered` is a permutation.
+fn page_count(tokens: usize, block_tokens: usize) -> usize {
+    let count = tokens.div_ceil(block_tokens);
+    if count.is_multiple_of(7) { count + 1 } else { count }
+}
+
+/// Bits of the logits of every position of `prompt`.
+fn logits(model: &ModelFile, prompt: &[TokenId], way: Way) -> Vec<u32> {
+    let mut backend = backend(model, way);
+    run(&mut backend, prompt, way, &mut NoSink)
+}
+
+fn run(
+    backend: &mut CpuBackend,
+    tokens: &[TokenId],
+    way: Way,
+    sink: &mut dyn LayerSink,
+) -> Vec<u32> {
+    let pages = page_count(tokens.len(), way.block_tokens);
+    let blocks: Vec<Vec<BlockId>> = (0..=way.others).map(|i| scattered(pages, i)).collect();
+    let vocab = backend.spec().vocab;
+    let mut out = Vec::new();
+    let mut first = 0;
+    while first < tokens.len() {
+        let end = (first + way.chunk).min(tokens.len());
+        let mut spans = vec![Span {
+            tokens: &tokens[first..end],
+            first_position: first,
+            blocks: &blocks[0],
+            logits: LogitRows::All,
+        }];
+        // The others are as far as the first, each with a few tokens and none of its logits;
+        // they come first, so that rows lie elsewhere.
+        for blocks in &blocks[1..] {
+            let (tokens, logits) = (&tokens[first..end.min(first + 5)], LogitRows::None);
+            spans.insert(0, Span { tokens, first_position: first, blocks, logits });
+        }
+        let rows = backend.step(&spans, sink).unwrap();
+        assert_eq!(rows.len(), (end - first) * vocab);
+        out.extend(rows.iter().map(|x| x.to_bits()));
+        first = end;
+    }
+    out
+}
+
+fn ways() -> Vec<Way> {
+    let mut ways = Vec::new();
+    for isa in [Isa::Avx2, Isa::Avx512] {
+        ways.push(Way { isa: Some(isa), ..PLAIN });
+        ways.push(Way { isa: Some(isa), threads: 2, chunk: 64, others: 3, ..PLAIN });
+    }
+    ways.push(Way { chunk: 1, ..PLAIN });
+    ways.push(Way { chunk: 1, threads: 2, block_tokens: 32, ..PLAIN });
+    ways.push(Way { chunk: 7, threads: 3, others: 2, ..PLAIN });
+    ways.push(Way { chunk: 100, block_tokens: 48, ..PLAIN });
+    ways.push(Way { chunk: 512, threads: 2, others: 16, block_tokens: 16, ..PLAIN });
+    ways.retain(|way| way.isa.is_none_or(Isa::is_available));
+    ways
+}
+
+#[test]
+fn tiny_models_of_every_type() {
+    for dtype in Dtype::ALL {
+        let model = tiny(dtype);
+        let prompt = prompt(&model, 150, 42);
+        let want = logits(&model, &prompt, PLAIN);
+        assert!(want.iter().all(|bits| f32::from_bits(*bits).is_finite()));
+        let scalar = Way { isa: Some(Isa::Scalar), chunk: 50, threads: 2, ..PLAIN };
+        assert_eq!(logits(&model, &prompt, scalar), want, "{dtype:?} scalar");
+        for way in ways() {
+            assert_eq!(logits(&model, &prompt, way), want, "{dtype:?} {way:?}");
+        }
+    }
+}
+
+#[test]
+fn long_prompts_cross_chunks_of_keys() {
+    let shape = Shape { head_dim: 32, heads: 8, kv_heads: 1, ..TINY };
+    let bytes = Gguf::tiny(shape, Dtype::Q8_0, 8).to_bytes();
+    let model = ModelFile::from_gguf_bytes(bytes, "long.gguf").unwrap();
+    let prompt = prompt(&model, 700, 43);
+    let want = logits(&model, &prompt, PLAIN);
+    for way in ways().into_iter().filter(|way| way.others < 4) {
+        assert_eq!(logits(&model, &prompt, way), want, "{way:?}");
+    }
+}
+
+/// Carries every layer's KV to another backend, as a handoff does.
+struct Handoff<'a> {
+    to: &'a mut CpuBackend,
+    from_blocks: Vec<BlockId>,
+    to_blocks: Vec<BlockId>,
+    tokens: usize,
+}
+
+impl LayerSink for Handoff<'_> {
+    fn layer_done(&mut self, layer: usize, kv: &dyn KvRead) {
+        let (mut payload, tokens) = (Vec::new(), self.tokens);
+        let span = |blocks| KvSpan { layer, blocks, token_first: 3, token_count: tokens - 3 };
+        kv.read_kv(&span(&self.from_blocks), &mut payload);
+        self.to.write_kv(&span(&self.to_blocks), &payload).unwrap();
+    }
+}
+
+#[test]
+fn a_handoff_to_other_pages_changes_nothing() {
+    let model = tiny(Dtype::Q4_0);
+    let prompt = prompt(&model, 300, 44);
+    let want = logits(&model, &prompt, PLAIN);
+    let vocab = model.spec().vocab;
+    let to_way = Way { block_tokens: 32, threads: 2, ..PLAIN };
+    let mut to = backend(&model, to_way);
+    let to_blocks = scattered(page_count(300, 32), 1);
+    let prefilled = 281;
+    // The first three tokens are computed at home, the others come from the other side.
+    let home = Span {
+        tokens: &prompt[..3],
+        first_position: 0,
+        blocks: &to_blocks,
+        logits: LogitRows::None,
+    };
+    to.step(&[home], &mut NoSink).unwrap();
+    let from_blocks = scattered(page_count(prefilled, 16), 0);
+    let mut sink =
+        Handoff { to: &mut to, from_blocks, to_blocks: to_blocks.clone(), tokens: prefilled };
+    run(&mut backend(&model, PLAIN), &prompt[..prefilled], PLAIN, &mut sink);
+    let span = Span {
+        tokens: &prompt[prefilled..],
+        first_position: prefilled,
+        blocks: &to_blocks,
+        logits: LogitRows::All,
+    };
+    let rows = to.step(&[span], &mut NoSink).unwrap();
+    let got: Vec<u32> = rows.iter().map(|x| x.to_bits()).collect();
+    assert_eq!(got, want[prefilled * vocab..]);
+}
+
+#[test]
+fn a_copied_block_and_a_reused_one_change_nothing() {
+    let model = tiny(Dtype::Bf16);
+    let prompt = prompt(&model, 40, 45);
+    let want = logits(&model, &prompt, PLAIN);
+    let vocab = model.spec().vocab;
+    let mut backend = backend(&model, PLAIN);
+    // The past of every block is NaN.
+    let poison = [0xff; 2].repeat(16 * model.spec().kv_heads * model.spec().head_dim * 2);
+    for layer in 0..model.spec().layers {
+        for block in 0..8 {
+            let blocks = [BlockId(block)];
+            let span = KvSpan { layer, blocks: &blocks, token_first: 0, token_count: 16 };
+            backend.write_kv(&span, &poison).unwrap();
+        }
+    }
+    let blocks = [BlockId(0), BlockId(1)];
+    let first =
+        Span { tokens: &prompt[..21], first_position: 0, blocks: &blocks, logits: LogitRows::None };
+    backend.step(&[first], &mut NoSink).unwrap();
+    backend.copy_block(BlockId(1), BlockId(5), 5);
+    let blocks = [BlockId(0), BlockId(5), BlockId(6)];
+    let rest =
+        Span { tokens: &prompt[21..], first_position: 21, blocks: &blocks, logits: LogitRows::All };
+    let got: Vec<u32> =
+        backend.step(&[rest], &mut NoSink).unwrap().iter().map(|x| x.to_bits()).collect();
+    assert_eq!(got, want[21 * vocab..]);
+}
+
+#[test]
+fn wrong_payloads_are_refused_with_nothing_written() {
+    let model = tiny(Dtype::F32);
+    let mut backend = backend(&model, PLAIN);
+    let blocks = [BlockId(0)];
+    let span = |token_count, layer| KvSpan { layer, blocks: &blocks, token_first: 0, token_count };
+    assert!(backend.write_kv(&span(4, 0), &[1; 7]).is_err());
+    assert!(backend.write_kv(&span(17, 0), &[1; 17 * 128]).is_err());
+    assert!(backend.write_kv(&span(4, 2), &[1; 4 * 128]).is_err());
+    let mut payload = Vec::new();
+    backend.kv().read_kv(&span(16, 0), &mut payload);
+    assert!(payload.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn the_shipped_model() {
+    if !std::path::Path::new(SHIPPED).exists() {
+        eprintln!("skipped: no {SHIPPED}");
+        return;
+    }
+    let model = ModelFile::open(SHIPPED).unwrap();
+    let prompt = prompt(&model, 70, 46);
+    let want = logits(&model, &prompt, PLAIN);
+    let scalar = Way { isa: Some(Isa::Scalar), chunk: 9, threads: 2, ..PLAIN };
+    assert_eq!(logits(&model, &prompt[..9], scalar), want[..9 * model.spec().vocab]);
+    for way in [
+        Way { isa: Some(Isa::Avx2), threads: 2, chunk: 64, ..PLAIN },
+        Way { chunk: 1, threads: 2, others: 2, block_tokens: 32, ..PLAIN },
+        Way { chunk: 7, threads: 2, others: 16, ..PLAIN },
+    ] {
+        if way.isa.is_none_or(Isa::is_available) {
+            assert!(logits(&model, &prompt, way) == want, "{way:?}");
+        }
+    }
+}
