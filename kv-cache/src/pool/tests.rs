@@ -139,9 +139,10 @@ fn a_parent_is_held_by_its_held_child() {
     let own = pool.alloc(2).unwrap();
     let duplicate = pool.insert(hashes[0], None, &tokens[..BLOCK], own[0]);
     assert_eq!(duplicate, Inserted::Duplicate(first[0]));
+    pool.release(first[0]);
+    assert_eq!((pool.available(), pool.used()), (1, 2));
     let child = pool.insert(hashes[1], Some(hashes[0]), &tokens[BLOCK..], own[1]);
     assert_eq!(child, Inserted::Published);
-    pool.release(first[0]);
     assert_eq!((pool.available(), pool.used()), (0, 2));
     pool.release(own[1]);
     assert_eq!((pool.available(), pool.used()), (2, 1));
