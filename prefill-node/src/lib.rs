@@ -1,1 +1,11 @@
-//! See the crate table in ARCHITECTURE.md.
+//! A prefill node: computes prompts and streams their KV, layer by layer, to decode nodes.
+//!
+//! It owns the source blocks until a transfer ends, and the first token of each choice.
+
+#![forbid(unsafe_code)]
+
+mod app;
+mod job;
+mod service;
+
+pub use app::PrefillNode;

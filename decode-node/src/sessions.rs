@@ -1,0 +1,371 @@
+//! The requests on a decode node, from `Reserve` to the end of `Run`.
+//!
+//! A session joins three parties: the router (which reserves and then reads the tokens), the
+//! engine (which holds the blocks), and the prefill node (which pushes KV under a grant). It ends
+//! when the router's stream ends, or when nobody runs it in time.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use baton_engine::core::{Delivered, EngineEvent, Outbox};
+use baton_engine_host::{NodeConfig, NodeService};
+use baton_kv_transfer::TransferError;
+use baton_kv_transfer::clock::Clock;
+use baton_kv_transfer::frame::WireLayout;
+use baton_kv_transfer::grant::{Grant, GrantMinter};
+use baton_kv_transfer::receiver::{Receiver, ReceiverConfig};
+use baton_kv_transfer::timing::Timing;
+use baton_runtime::random;
+use baton_types::{
+    Epoch, Error, ErrorCode, GenerateRequest, Incarnation, RequestId, TransferId,
+};
+use tokio::sync::{mpsc, oneshot};
+
+/// How long a new grant waits for the older transfer to let go of the blocks.
+const FENCE_WAIT: Duration = Duration::from_secs(3);
+
+/// Events of one request. Unbounded in type, bounded in fact: a request has at most `choices` ×
+/// `max_tokens` tokens, which its context bounds.
+pub(crate) type Events = mpsc::UnboundedReceiver<EngineEvent>;
+
+/// All requests of one node.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    pub node: NodeService,
+    pub clock: Clock,
+    minter: Arc<GrantMinter>,
+    receiver_config: ReceiverConfig,
+    grant_expiry_ms: u64,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    sessions: HashMap<RequestId, Session>,
+    transfers: HashMap<TransferId, RequestId>,
+}
+
+#[derive(Debug)]
+struct Session {
+    attempt: u32,
+    cached_tokens: usize,
+    deadline_ms: u64,
+    /// Until `Run` takes it.
+    events: Option<Events>,
+    transfer: Transfer,
+}
+
+/// Where the receiving machine of a session is.
+#[derive(Debug)]
+enum Transfer {
+    /// The prompt is computed here, or its transfer is committed.
+    None,
+    /// Nobody pushes: granted, or failed and open for another grant.
+    Resting(Box<Receiver>),
+    /// A stream has it; `fence` ends that, and `rested` comes when the machine is back.
+    Driven { fence: Option<oneshot::Sender<TransferError>>, rested: Option<oneshot::Receiver<()>> },
+}
+
+/// What the router asks to be reserved.
+pub(crate) struct Reservation {
+    pub request: GenerateRequest,
+    pub attempt: u32,
+    pub delivered: Vec<Delivered>,
+    /// `None`: the prompt is computed here.
+    pub sender: Option<Incarnation>,
+}
+
+/// What it gets.
+pub(crate) struct Reserved {
+    pub grant: bytes::Bytes,
+    pub cached_tokens: usize,
+}
+
+/// A machine that a stream drives; giving it back is the stream's last duty.
+pub(crate) struct Driven {
+    pub request_id: RequestId,
+    pub receiver: Box<Receiver>,
+    pub fence: oneshot::Receiver<TransferError>,
+    rested: oneshot::Sender<()>,
+}
+
+struct EventSender(mpsc::UnboundedSender<EngineEvent>);
+
+impl Outbox for EventSender {
+    fn send(&self, event: EngineEvent) {
+        // The session may have ended; its cancellation is on the way to the engine.
+        let _unheard = self.0.send(event);
+    }
+}
+
+impl Sessions {
+    pub fn new(node: NodeService, config: &NodeConfig, clock: Clock) -> Self {
+        let timing = Timing { peer_silent_ms: config.peer_silent_ms, ..Timing::default() };
+        Self {
+            node,
+            clock,
+            minter: Arc::new(GrantMinter::new(random::bytes())),
+            receiver_config: ReceiverConfig { timing, ..ReceiverConfig::default() },
+            grant_expiry_ms: config.grant_expiry_ms,
+            table: Mutex::default(),
+        }
+    }
+
+    pub fn grant_expiry_ms(&self) -> u64 {
+        self.grant_expiry_ms
+    }
+
+    /// Reserves a new request, or grants a known one again under the next epoch.
+    ///
+    /// # Errors
+    /// `ResourceExhausted`, `FailedPrecondition` for an old attempt or one that decodes already,
+    /// `InvalidArgument`.
+    pub async fn reserve(self: &Arc<Self>, wanted: Reservation) -> Result<Reserved, Error> {
+        let id = wanted.request.id;
+        if self.known(id) {
+            return self.regrant(id, wanted.attempt, wanted.sender).await;
+        }
+        let Reservation { request, attempt, delivered, sender } = wanted;
+        let (outbox, events) = mpsc::unbounded_channel();
+        let prompt_tokens = request.prompt.len();
+        let (choices, deadline_ms) = (request.choices, request.deadline_ms);
+        let here = sender.is_none();
+        let cached_tokens = self
+            .node
+            .host
+            .ask(move |thread| {
+                let engine = &mut thread.engine;
+                let outbox = Box::new(EventSender(outbox));
+                let cached = engine.reserve(request, &delivered, outbox, Instant::now())?;
+                if here {
+                    engine.start(id)?;
+                }
+                Ok::<_, Error>(cached)
+            })
+            .await??;
+        let deadline_ms = self.clock.now_ms() + deadline_ms;
+        let mut session = Session {
+            attempt,
+            cached_tokens,
+            deadline_ms,
+            events: Some(events),
+            transfer: Transfer::None,
+        };
+        let mut granted = bytes::Bytes::new();
+        let mut table = self.table();
+        if let Some(incarnation) = sender {
+            let grant = self.new_grant(id, prompt_tokens, cached_tokens, choices, incarnation);
+            let transfer_id = grant.transfer_id;
+            let (receiver, bytes) = Receiver::grant(
+                self.receiver_config,
+                self.minter.clone(),
+                grant,
+                self.clock.now_ms(),
+                deadline_ms,
+            );
+            table.transfers.insert(transfer_id, id);
+            session.transfer = Transfer::Resting(Box::new(receiver));
+            granted = bytes;
+        }
+        table.sessions.insert(id, session);
+        drop(table);
+        self.end_unless_run(id);
+        Ok(Reserved { grant: granted, cached_tokens })
+    }
+
+    fn new_grant(
+        &self,
+        request_id: RequestId,
+        tokens: usize,
+        cached_tokens: usize,
+        choices: u16,
+        sender_incarnation: Incarnation,
+    ) -> Grant {
+        let model = self.node.host.model();
+        Grant {
+            transfer_id: TransferId(random::bytes()),
+            request_id,
+            epoch: Epoch(1),
+            receiver: self.node.id.clone(),
+            receiver_incarnation: self.node.incarnation.get(),
+            sender_incarnation,
+            tokens: tokens as u32,
+            cached_tokens: cached_tokens as u32,
+            layout: WireLayout {
+                layers: model.layout.layers,
+                kv_heads: model.layout.kv_heads,
+                head_dim: model.layout.head_dim,
+                dtype: model.layout.dtype,
+            },
+            fingerprint: model.fingerprint,
+            numerics: model.numerics.clone(),
+            choices,
+            expiry_ms: self.grant_expiry_ms,
+        }
+    }
+
+    /// Fences the older attempt and grants the same blocks anew, or computes the prompt here.
+    async fn regrant(
+        &self,
+        id: RequestId,
+        attempt: u32,
+        sender: Option<Incarnation>,
+    ) -> Result<Reserved, Error> {
+        self.fence_older(id, attempt).await?;
+        let (cached_tokens, mut receiver) = {
+            let mut table = self.table();
+            let session = table.sessions.get_mut(&id).ok_or_else(|| gone(id))?;
+            let transfer = std::mem::replace(&mut session.transfer, Transfer::None);
+            let Transfer::Resting(receiver) = transfer else {
+                session.transfer = transfer;
+                return Err(Error::new(
+                    ErrorCode::FailedPrecondition,
+                    format!("request {id} has its KV already; read its tokens with Run"),
+                ));
+            };
+            session.attempt = attempt;
+            (session.cached_tokens, receiver)
+        };
+        let Some(incarnation) = sender else {
+            self.node.host.ask(move |thread| thread.engine.start(id)).await??;
+            return Ok(Reserved { grant: bytes::Bytes::new(), cached_tokens });
+        };
+        let mut table = self.table();
+        let session = table.sessions.get_mut(&id).ok_or_else(|| gone(id))?;
+        let granted = receiver.regrant(incarnation, self.clock.now_ms(), session.deadline_ms);
+        session.transfer = Transfer::Resting(receiver);
+        let grant = granted.ok_or_else(|| {
+            Error::unavailable(format!("the older transfer of {id} is not fenced yet"))
+        })?;
+        Ok(Reserved { grant, cached_tokens })
+    }
+
+    /// Ends the stream of an older attempt and waits until no write can follow.
+    async fn fence_older(&self, id: RequestId, attempt: u32) -> Result<(), Error> {
+        let rested = {
+            let mut table = self.table();
+            let session = table.sessions.get_mut(&id).ok_or_else(|| gone(id))?;
+            if attempt <= session.attempt {
+                return Err(Error::new(
+                    ErrorCode::FailedPrecondition,
+                    format!("attempt {attempt} of {id} is not after {}", session.attempt),
+                ));
+            }
+            match &mut session.transfer {
+                Transfer::Driven { fence, rested } => {
+                    if let Some(fence) = fence.take() {
+                        // The stream may just have ended by itself.
+                        let _ended = fence.send(TransferError::Superseded);
+                    }
+                    rested.take()
+                }
+                Transfer::None | Transfer::Resting(_) => None,
+            }
+        };
+        if let Some(rested) = rested
+            && tokio::time::timeout(FENCE_WAIT, rested).await.is_err()
+        {
+            return Err(Error::unavailable(format!("the older transfer of {id} does not end")));
+        }
+        Ok(())
+    }
+
+    /// Gives the router's stream its events; once.
+    ///
+    /// # Errors
+    /// `NotFound`, or `FailedPrecondition` where another stream reads them.
+    pub fn take_events(&self, id: RequestId) -> Result<Events, Error> {
+        let mut table = self.table();
+        let session = table.sessions.get_mut(&id).ok_or_else(|| gone(id))?;
+        session.events.take().ok_or_else(|| {
+            Error::new(
+                ErrorCode::FailedPrecondition,
+                format!("another stream reads the tokens of {id} already"),
+            )
+        })
+    }
+
+    /// Gives a stream the machine that its first message names.
+    ///
+    /// # Errors
+    /// `Superseded` where there is none that waits.
+    pub fn take_receiver(&self, transfer: TransferId) -> Result<Driven, TransferError> {
+        let mut table = self.table();
+        let request_id = *table.transfers.get(&transfer).ok_or(TransferError::Superseded)?;
+        let session = table.sessions.get_mut(&request_id).ok_or(TransferError::Superseded)?;
+        match std::mem::replace(&mut session.transfer, Transfer::None) {
+            Transfer::Resting(receiver) if receiver.is_granted() => {
+                let (fence, fenced) = oneshot::channel();
+                let (resting, rested) = oneshot::channel();
+                session.transfer = Transfer::Driven { fence: Some(fence), rested: Some(rested) };
+                Ok(Driven { request_id, receiver, fence: fenced, rested: resting })
+            }
+            other => {
+                session.transfer = other;
+                Err(TransferError::Superseded)
+            }
+        }
+    }
+
+    /// Takes a machine back that no stream drives any more.
+    pub fn give_back(&self, driven: Driven, committed: bool) {
+        let mut table = self.table();
+        if let Some(session) = table.sessions.get_mut(&driven.request_id) {
+            session.transfer = match committed {
+                true => Transfer::None,
+                false => Transfer::Resting(driven.receiver),
+            };
+        }
+        drop(table);
+        // Nobody waits where no later attempt came.
+        let _unheard = driven.rested.send(());
+    }
+
+    /// Ends a session, whatever phase it is in.
+    pub fn end(&self, id: RequestId) {
+        let session = {
+            let mut table = self.table();
+            table.transfers.retain(|_, request| *request != id);
+            table.sessions.remove(&id)
+        };
+        let Some(session) = session else { return };
+        if let Transfer::Driven { fence: Some(fence), .. } = session.transfer {
+            let _ended = fence.send(TransferError::Cancelled);
+        }
+        let told = self.node.host.tell(move |thread| {
+            thread.engine.cancel(id);
+        });
+        if let Err(error) = told {
+            tracing::warn!(request_id = %id, %error, "the engine was not told to cancel");
+        }
+    }
+
+    /// A reservation that no router runs is an orphan.
+    fn end_unless_run(self: &Arc<Self>, id: RequestId) {
+        let sessions = Arc::downgrade(self);
+        let wait = Duration::from_millis(self.grant_expiry_ms);
+        tokio::spawn(async move {
+            tokio::time::sleep(wait).await;
+            let Some(sessions) = sessions.upgrade() else { return };
+            let orphan =
+                sessions.table().sessions.get(&id).is_some_and(|session| session.events.is_some());
+            if orphan {
+                tracing::info!(request_id = %id, "nobody runs this reservation; it ends");
+                sessions.end(id);
+            }
+        });
+    }
+
+    fn known(&self, id: RequestId) -> bool {
+        self.table().sessions.contains_key(&id)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn gone(id: RequestId) -> Error {
+    Error::new(ErrorCode::NotFound, format!("request {id} is not reserved here"))
+}

@@ -1,0 +1,123 @@
+//! Configuration of a node that holds an engine.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Everything that a prefill or decode node can be told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeConfig {
+    /// Unique in the cluster and stable over restarts; empty: made of role and address.
+    pub id: String,
+    /// gRPC listens here.
+    pub grpc: SocketAddr,
+    /// Health and metrics listen here.
+    pub http: SocketAddr,
+    /// `host:port` under which others reach the gRPC server; empty: as it listens.
+    pub advertise: String,
+    /// `http://host:port` of each etcd member; empty: the node registers nowhere.
+    pub etcd: Vec<String>,
+    /// Before all keys in etcd.
+    pub etcd_prefix: String,
+    /// A node that does not renew its lease so long is gone.
+    pub lease_ttl_ms: u64,
+    /// A GGUF file, or a folder with safetensors and config.json.
+    pub model: PathBuf,
+    /// Threads that compute; 0: one for each core.
+    pub threads: usize,
+    pub isa: IsaChoice,
+    /// Memory for the KV pool.
+    pub kv_pool_mib: usize,
+    /// Tokens in one KV block; a multiple of 16.
+    pub block_tokens: u16,
+    /// Sequences in the batch at most.
+    pub max_sequences: usize,
+    /// Requests that wait for a place at most.
+    pub max_waiting: usize,
+    /// Prefill tokens in one step at most.
+    pub prefill_chunk_tokens: usize,
+    /// The same in steps that also decode: bounds how long running answers wait.
+    pub mixed_prefill_tokens: usize,
+    /// After SIGTERM, how long running requests may go on.
+    pub drain_grace_ms: u64,
+    /// A grant that nobody opens, or a reservation that nobody runs, ends after so long.
+    pub grant_expiry_ms: u64,
+    /// Silence after which the other end of a transfer counts as gone.
+    pub peer_silent_ms: u64,
+}
+
+/// Which kernels run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IsaChoice {
+    /// The fastest that this machine has.
+    #[default]
+    Auto,
+    Scalar,
+    Avx2,
+    Avx512,
+}
+
+impl NodeConfig {
+    /// Defaults for a node that listens on these loopback ports.
+    pub fn on_ports(grpc: u16, http: u16) -> Self {
+        Self {
+            id: String::new(),
+            grpc: SocketAddr::from(([127, 0, 0, 1], grpc)),
+            http: SocketAddr::from(([127, 0, 0, 1], http)),
+            advertise: String::new(),
+            etcd: Vec::new(),
+            etcd_prefix: "/baton/v1".into(),
+            lease_ttl_ms: 5_000,
+            model: PathBuf::new(),
+            threads: 0,
+            isa: IsaChoice::Auto,
+            kv_pool_mib: 1_024,
+            block_tokens: 16,
+            max_sequences: 64,
+            max_waiting: 256,
+            prefill_chunk_tokens: 512,
+            mixed_prefill_tokens: 64,
+            drain_grace_ms: 30_000,
+            grant_expiry_ms: 10_000,
+            peer_silent_ms: 2_000,
+        }
+    }
+
+    /// What serde cannot see.
+    ///
+    /// # Errors
+    /// All that is wrong, by key.
+    pub fn check(&self) -> Result<(), Vec<String>> {
+        let mut wrong = Vec::new();
+        if self.model.as_os_str().is_empty() {
+            wrong.push("model: give a GGUF file or a model folder with --model".to_string());
+        }
+        if self.block_tokens == 0 || !self.block_tokens.is_multiple_of(16) {
+            wrong.push(format!("block_tokens: {} is no multiple of 16", self.block_tokens));
+        }
+        for (key, value) in [
+            ("kv_pool_mib", self.kv_pool_mib),
+            ("max_sequences", self.max_sequences),
+            ("max_waiting", self.max_waiting),
+            ("prefill_chunk_tokens", self.prefill_chunk_tokens),
+            ("mixed_prefill_tokens", self.mixed_prefill_tokens),
+            ("peer_silent_ms", self.peer_silent_ms as usize),
+            ("grant_expiry_ms", self.grant_expiry_ms as usize),
+        ] {
+            if value == 0 {
+                wrong.push(format!("{key}: 0 leaves nothing to work with; give at least 1"));
+            }
+        }
+        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+    }
+
+    pub fn threads_or_cores(&self) -> usize {
+        if self.threads > 0 {
+            return self.threads;
+        }
+        std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+    }
+}

@@ -1,0 +1,55 @@
+//! The flags that both node binaries take, and what they make of the configuration.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use baton_runtime::config::{self, ConfigError};
+use serde_json::{Map, Value};
+
+use crate::NodeConfig;
+
+/// Flags given on the command line; absent ones leave file, environment and defaults as they are.
+#[derive(Debug, clap::Args)]
+pub struct NodeFlags {
+    /// TOML file; its keys are those of `NodeConfig` (see docs/configuration.md).
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Members of the etcd cluster, as http://host:port.
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub etcd: Option<Vec<String>>,
+    /// gRPC listens here.
+    #[arg(long, value_name = "ADDR")]
+    pub grpc: Option<SocketAddr>,
+    /// Health and metrics listen here.
+    #[arg(long, value_name = "ADDR")]
+    pub http: Option<SocketAddr>,
+    /// A GGUF file, or a folder with safetensors and config.json.
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// Threads that compute; 0: one for each core.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+impl NodeFlags {
+    /// The effective configuration.
+    ///
+    /// # Errors
+    /// All that is wrong with file, environment and flags.
+    pub fn load(self, defaults: &NodeConfig) -> Result<NodeConfig, ConfigError> {
+        let given = [
+            ("etcd", self.etcd.map(Value::from)),
+            ("grpc", self.grpc.map(|address| address.to_string().into())),
+            ("http", self.http.map(|address| address.to_string().into())),
+            ("model", self.model.map(|path| path.to_string_lossy().into_owned().into())),
+            ("threads", self.threads.map(Value::from)),
+        ];
+        let flags: Map<String, Value> = given
+            .into_iter()
+            .filter_map(|(key, value)| Some((key.to_string(), value?)))
+            .collect();
+        let config = config::load(defaults, self.config.as_deref(), flags)?;
+        config.check().map_err(ConfigError::Invalid)?;
+        Ok(config)
+    }
+}

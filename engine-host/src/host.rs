@@ -1,0 +1,196 @@
+//! The model, and the async handle to the engine's thread.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use baton_engine::backend::Backend;
+use baton_engine::core::{Engine, EngineConfig};
+use baton_engine::cpu::{CpuBackend, CpuConfig, CpuError};
+use baton_engine::Isa;
+use baton_engine::thread::{CommandError, EngineHandle, EngineThread};
+use baton_model_files::{ModelFile, ModelFileError};
+use baton_types::{Error, KvLayout, ModelFingerprint, ModelSpec, NumericsVersion};
+use tokio::sync::oneshot;
+
+use crate::{IsaChoice, NodeConfig};
+
+/// The node cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    #[error(transparent)]
+    Model(#[from] ModelFileError),
+    #[error(transparent)]
+    Backend(#[from] CpuError),
+    #[error(
+        "a KV pool of {pool_mib} MiB holds no block of {block_bytes} bytes; raise kv_pool_mib"
+    )]
+    PoolTooSmall { pool_mib: usize, block_bytes: usize },
+    #[error("the tokenizer's data cannot be written as JSON: {0}")]
+    Artifacts(#[from] serde_json::Error),
+    #[error("the engine's thread cannot start: {0}")]
+    Thread(#[from] std::io::Error),
+    #[error("loading the model was interrupted")]
+    Interrupted,
+}
+
+/// What others ask about the model.
+#[derive(Debug)]
+pub struct ModelInfo {
+    pub spec: ModelSpec,
+    pub layout: KvLayout,
+    pub fingerprint: ModelFingerprint,
+    pub numerics: NumericsVersion,
+    pub kv_blocks: usize,
+    pub isa: String,
+    /// `ModelArtifacts` as JSON.
+    pub artifacts_json: Vec<u8>,
+    /// `ModelSpec` as JSON.
+    pub spec_json: Vec<u8>,
+}
+
+/// An engine on its own thread. Clones speak to the same.
+#[derive(Clone, Debug)]
+pub struct EngineHost {
+    handle: EngineHandle,
+    model: Arc<ModelInfo>,
+    epoch: Instant,
+}
+
+impl EngineHost {
+    /// Loads the model and starts the engine; takes as long as the weights take to pack.
+    ///
+    /// # Errors
+    /// Where the model cannot be read or does not fit.
+    pub async fn load(config: &NodeConfig) -> Result<(Self, JoinHandle<()>), HostError> {
+        let config = config.clone();
+        tokio::task::spawn_blocking(move || Self::load_blocking(&config))
+            .await
+            .map_err(|_| HostError::Interrupted)?
+    }
+
+    fn load_blocking(config: &NodeConfig) -> Result<(Self, JoinHandle<()>), HostError> {
+        let began = Instant::now();
+        let file = ModelFile::open(&config.model)?;
+        let (backend, isa) = make_backend(&file, config)?;
+        let model = ModelInfo {
+            spec: file.spec().clone(),
+            layout: *backend.kv_layout(),
+            fingerprint: file.fingerprint(),
+            numerics: backend.numerics().clone(),
+            kv_blocks: backend.kv_blocks(),
+            isa,
+            artifacts_json: serde_json::to_vec(file.artifacts())?,
+            spec_json: serde_json::to_vec(file.spec())?,
+        };
+        let engine = Engine::new(
+            Box::new(backend),
+            model.fingerprint,
+            EngineConfig {
+                max_sequences: config.max_sequences,
+                max_waiting: config.max_waiting,
+                prefill_chunk_tokens: config.prefill_chunk_tokens,
+                mixed_prefill_tokens: config.mixed_prefill_tokens,
+            },
+        );
+        let (handle, thread) = EngineHandle::spawn(engine, "engine")?;
+        tracing::info!(
+            model = %model.spec.name,
+            fingerprint = %model.fingerprint,
+            numerics = %model.numerics,
+            isa = %model.isa,
+            threads = config.threads_or_cores(),
+            kv_blocks = model.kv_blocks,
+            block_tokens = config.block_tokens,
+            elapsed_ms = began.elapsed().as_millis() as u64,
+            "model loaded"
+        );
+        Ok((Self { handle, model: Arc::new(model), epoch: Instant::now() }, thread))
+    }
+
+    pub fn model(&self) -> &Arc<ModelInfo> {
+        &self.model
+    }
+
+    /// Milliseconds of this process's monotonic clock.
+    pub fn now_ms(&self) -> u64 {
+        self.epoch.elapsed().as_millis() as u64
+    }
+
+    /// Runs a closure on the engine's thread and waits for its result. Where the caller goes
+    /// away, the closure runs all the same.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` where too many wait, `Unavailable` where the engine has stopped.
+    pub async fn ask<R: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut EngineThread) -> R + Send + 'static,
+    ) -> Result<R, Error> {
+        let (answer, waiting) = oneshot::channel();
+        self.tell(move |thread| {
+            // The one who asked may have gone.
+            let _unheard = answer.send(question(thread));
+        })?;
+        waiting.await.map_err(|_| stopped())
+    }
+
+    /// Runs a closure on the engine's thread, between two steps, and does not wait.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn tell(
+        &self,
+        command: impl FnOnce(&mut EngineThread) + Send + 'static,
+    ) -> Result<(), Error> {
+        self.handle.command(command).map_err(|error| match error {
+            CommandError::Full => Error::exhausted(error.to_string(), 100),
+            CommandError::Stopped => stopped(),
+        })
+    }
+
+    /// Ends the engine's thread.
+    pub fn stop(&self) {
+        if let Err(error) = self.handle.stop() {
+            tracing::debug!(%error, "the engine has stopped before");
+        }
+    }
+}
+
+fn stopped() -> Error {
+    Error::unavailable("the node's engine has stopped")
+}
+
+fn make_backend(file: &ModelFile, config: &NodeConfig) -> Result<(CpuBackend, String), HostError> {
+    let spec = file.spec();
+    let layout = KvLayout {
+        layers: spec.layers as u16,
+        kv_heads: spec.kv_heads as u16,
+        head_dim: spec.head_dim as u16,
+        block_tokens: config.block_tokens,
+        dtype: baton_types::KvDtype::Bf16,
+    };
+    let block_bytes = layout.block_bytes();
+    let kv_blocks = (config.kv_pool_mib << 20) / block_bytes;
+    if kv_blocks == 0 {
+        return Err(HostError::PoolTooSmall { pool_mib: config.kv_pool_mib, block_bytes });
+    }
+    let backend = CpuBackend::new(
+        file,
+        CpuConfig {
+            threads: config.threads_or_cores(),
+            isa: match config.isa {
+                IsaChoice::Auto => None,
+                IsaChoice::Scalar => Some(Isa::Scalar),
+                IsaChoice::Avx2 => Some(Isa::Avx2),
+                IsaChoice::Avx512 => Some(Isa::Avx512),
+            },
+            block_tokens: config.block_tokens as usize,
+            kv_blocks,
+            max_step_tokens: config.prefill_chunk_tokens.max(config.max_sequences),
+            max_logit_rows: config.max_sequences,
+            ..CpuConfig::default()
+        },
+    )?;
+    let isa = format!("{:?}", backend.isa()).to_lowercase();
+    Ok((backend, isa))
+}

@@ -1,0 +1,64 @@
+//! The wiring of a prefill node.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use baton_engine_host::{NodeConfig, NodeServer, ServerError};
+use baton_kv_transfer::clock::Clock;
+use baton_kv_transfer::sender::SenderConfig;
+use baton_kv_transfer::timing::Timing;
+use baton_kv_transfer::transport::grpc::GrpcTransport;
+use baton_proto::internal::prefill_server::PrefillServer;
+use baton_registry::{Registry, Role};
+use baton_runtime::shutdown::Shutdown;
+use tonic::service::Routes;
+
+use crate::job::Jobs;
+use crate::service::PrefillService;
+
+/// A prefill node that is about to serve.
+#[derive(Debug)]
+pub struct PrefillNode {
+    server: NodeServer,
+}
+
+impl PrefillNode {
+    /// Binds, loads the model and registers: in `registry` where one is given.
+    ///
+    /// # Errors
+    /// See [`NodeServer::build`].
+    pub async fn build(
+        config: NodeConfig,
+        registry: Option<Arc<dyn Registry>>,
+    ) -> Result<Self, ServerError> {
+        Ok(Self { server: NodeServer::build(config, Role::Prefill, registry).await? })
+    }
+
+    pub fn grpc_address(&self) -> SocketAddr {
+        self.server.grpc_address()
+    }
+
+    pub fn http_address(&self) -> SocketAddr {
+        self.server.http_address()
+    }
+
+    /// Serves until the shutdown.
+    ///
+    /// # Errors
+    /// Where a server fails.
+    pub async fn serve(self, shutdown: Shutdown) -> Result<(), ServerError> {
+        let peer_silent_ms = self.server.config().peer_silent_ms;
+        let jobs = Arc::new(Jobs {
+            node: self.server.service.clone(),
+            clock: Clock::start(),
+            transport: Box::new(GrpcTransport::new()),
+            sender_config: SenderConfig {
+                timing: Timing { peer_silent_ms, ..Timing::default() },
+                ..SenderConfig::default()
+            },
+        });
+        let mut routes = Routes::builder();
+        routes.add_service(PrefillServer::new(PrefillService::new(jobs)));
+        self.server.serve(routes.routes(), shutdown).await
+    }
+}
