@@ -1,19 +1,27 @@
 //! Threads that run one stage of a step together.
 //!
 //! A stage is a closure that every thread calls once with its number; `run` returns when all have
-//! finished, so a stage's end is the barrier. Between stages workers spin for some microseconds
-//! and then sleep: spinning costs a tenth of what waking does, but two engines that spin on the
-//! same cores take them from one another. So the pool watches itself: when its own thread often
-//! has to wait longer than it spins, the workers have no cores of their own, and it spins less.
+//! finished, so a stage's end is the barrier. Between stages threads spin for a while and then
+//! sleep: a stage takes microseconds, and waking a sleeper takes tens of them. But two engines
+//! that spin on the same cores take them from one another. So the pool watches itself: when its
+//! own thread waits too long for short stages, several times in a row, the workers have no cores
+//! of their own, and for the next stages nobody spins.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// Rounds of spinning before a thread sleeps; about 20 ns each.
-const MAX_SPINS: u32 = 4000;
-const MIN_SPINS: u32 = 16;
+/// How long a worker spins for the next stage, and the caller for the end of one.
+const WORKER_SPIN: Duration = Duration::from_micros(300);
+const CALLER_SPIN: Duration = Duration::from_micros(100);
+/// Spins between two looks at the clock.
+const SPINS_PER_LOOK: u32 = 32;
+/// After so many short stages in a row whose end was late ...
+const LATE_STAGES: u32 = 8;
+/// ... nobody spins for so many stages.
+const CALM_STAGES: u32 = 2000;
 
 /// Whether threads may spin while they wait for one another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,8 +47,12 @@ struct Shared {
     /// Workers that have not yet finished the stage.
     running: AtomicUsize,
     stage: UnsafeCell<Option<*const Stage<'static>>>,
-    /// How many rounds to spin before sleeping.
-    spins: AtomicU32,
+    /// Whether the policy lets threads spin at all.
+    may_spin: bool,
+    /// Stages for which nobody spins.
+    calm: AtomicU32,
+    /// Short stages in a row that ended late.
+    late: AtomicU32,
     /// Workers that sleep, and whether the caller does.
     sleepers: AtomicUsize,
     caller_sleeps: AtomicBool,
@@ -62,12 +74,13 @@ impl Pool {
     /// When the system has no more threads.
     pub(crate) fn new(threads: usize, policy: SpinPolicy) -> std::io::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = if policy == SpinPolicy::Auto && threads <= cores { MAX_SPINS } else { 0 };
         let shared = Arc::new(Shared {
             epoch: AtomicU32::new(0),
             running: AtomicUsize::new(0),
             stage: UnsafeCell::new(None),
-            spins: AtomicU32::new(spins),
+            may_spin: policy == SpinPolicy::Auto && threads <= cores,
+            calm: AtomicU32::new(0),
+            late: AtomicU32::new(0),
             sleepers: AtomicUsize::new(0),
             caller_sleeps: AtomicBool::new(false),
             lock: Mutex::new(()),
@@ -114,7 +127,7 @@ impl Pool {
             let _guard = shared.guard();
             shared.start.notify_all();
         }
-        let finish = Finish(shared);
+        let finish = Finish(shared, Instant::now());
         stage(0);
         drop(finish);
         assert!(!shared.failed.load(Ordering::Relaxed), "a worker of the engine's pool panicked");
@@ -137,11 +150,11 @@ impl Drop for Pool {
 }
 
 /// Waits for the workers, also when the caller's own part panics: they hold its references.
-struct Finish<'a>(&'a Shared);
+struct Finish<'a>(&'a Shared, Instant);
 
 impl Drop for Finish<'_> {
     fn drop(&mut self) {
-        self.0.wait_for_workers();
+        self.0.wait_for_workers(self.1);
     }
 }
 
@@ -173,11 +186,8 @@ impl Shared {
     }
 
     fn wait_for_stage(&self, seen: u32) {
-        for _ in 0..self.spins.load(Ordering::Relaxed) {
-            if self.epoch.load(Ordering::Acquire) != seen {
-                return;
-            }
-            std::hint::spin_loop();
+        if self.spin(WORKER_SPIN, || self.epoch.load(Ordering::Acquire) != seen) {
+            return;
         }
         let mut guard = self.guard();
         self.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -187,26 +197,53 @@ impl Shared {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn wait_for_workers(&self) {
-        let spins = self.spins.load(Ordering::Relaxed);
-        for _ in 0..spins {
-            if self.running.load(Ordering::Acquire) == 0 {
-                if spins < MAX_SPINS {
-                    self.spins.store(spins + spins / 16 + 1, Ordering::Relaxed);
-                }
-                return;
-            }
-            std::hint::spin_loop();
+    /// Waits for the end of a stage that began at `start`.
+    fn wait_for_workers(&self, start: Instant) {
+        let is_short = start.elapsed() < CALLER_SPIN;
+        if self.spin(CALLER_SPIN, || self.running.load(Ordering::Acquire) == 0) {
+            self.late.store(0, Ordering::Relaxed);
+            return;
         }
-        if spins > MIN_SPINS {
-            self.spins.store(spins / 2, Ordering::Relaxed);
-        }
+        self.calm_down(is_short);
         let mut guard = self.guard();
         self.caller_sleeps.store(true, Ordering::SeqCst);
         while self.running.load(Ordering::SeqCst) != 0 {
             guard = self.finish.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.caller_sleeps.store(false, Ordering::SeqCst);
+    }
+
+    /// Spins until `is_done`, for at most `limit`; whether it was done.
+    fn spin(&self, limit: Duration, is_done: impl Fn() -> bool) -> bool {
+        if is_done() {
+            return true;
+        }
+        if !self.may_spin || self.calm.load(Ordering::Relaxed) > 0 {
+            return false;
+        }
+        let start = Instant::now();
+        loop {
+            for _ in 0..SPINS_PER_LOOK {
+                if is_done() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() > limit {
+                return false;
+            }
+        }
+    }
+
+    /// Counts a stage whose end the caller did not see while it spun.
+    fn calm_down(&self, is_short: bool) {
+        let calm = self.calm.load(Ordering::Relaxed);
+        if calm > 0 {
+            self.calm.store(calm - 1, Ordering::Relaxed);
+        } else if is_short && self.late.fetch_add(1, Ordering::Relaxed) + 1 >= LATE_STAGES {
+            self.late.store(0, Ordering::Relaxed);
+            self.calm.store(CALM_STAGES, Ordering::Relaxed);
+        }
     }
 
     fn guard(&self) -> std::sync::MutexGuard<'_, ()> {
