@@ -5,6 +5,9 @@
 //! operations whose order depends on absolute positions only, never on how many rows, threads or
 //! pages there are.
 
+// Kernels index several register arrays by one counter.
+#![allow(clippy::needless_range_loop)]
+
 pub(crate) mod attention;
 pub(crate) mod dispatch;
 pub(crate) mod matmul;

@@ -1,5 +1,8 @@
 //! The founding identity: logits are the same to the bit whatever else is different.
 
+// Helpers of tests, which clippy does not take for tests.
+#![allow(clippy::unwrap_used)]
+
 #[path = "../../model-files/tests/support/mod.rs"]
 mod support;
 

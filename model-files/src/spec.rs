@@ -45,7 +45,7 @@ pub(crate) fn check_spec(
             return fail(field, format!("{value} is no multiple of {multiple} in 1..={most}"));
         }
     }
-    if spec.heads % spec.kv_heads != 0 {
+    if !spec.heads.is_multiple_of(spec.kv_heads) {
         let (kv_heads, heads) = (spec.kv_heads, spec.heads);
         return fail("kv_heads", format!("{heads} query heads do not divide into {kv_heads}"));
     }
@@ -59,7 +59,7 @@ pub(crate) fn check_spec(
     if !(spec.rope.theta >= 1.0 && spec.rope.theta < 1e12) {
         return fail("rope.theta", format!("{} is not between 1 and 1e12", spec.rope.theta));
     }
-    if spec.rope.dim == 0 || spec.rope.dim % 2 != 0 || spec.rope.dim > spec.head_dim {
+    if spec.rope.dim == 0 || !spec.rope.dim.is_multiple_of(2) || spec.rope.dim > spec.head_dim {
         let (dim, head_dim) = (spec.rope.dim, spec.head_dim);
         return fail("rope.dim", format!("{dim} is not an even number up to {head_dim}"));
     }

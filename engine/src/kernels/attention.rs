@@ -58,7 +58,7 @@ pub(crate) struct Chunk<'a> {
 pub(crate) unsafe fn attend<L: Lanes>(l: L, chunk: &mut Chunk<'_>) {
     let rows = chunk.visible.len();
     let dim = chunk.dim;
-    assert!(dim % LANES == 0 && chunk.queries.len() >= rows * dim);
+    assert!(dim.is_multiple_of(LANES) && chunk.queries.len() >= rows * dim);
     assert!(chunk.scores.len() >= rows * CHUNK_TOKENS && chunk.out.values.len() >= rows * dim);
     let mut first = 0;
     // SAFETY: rows are in bounds; the tiles are the caller's promise.

@@ -1,0 +1,205 @@
+//! Folders in Hugging Face's form: whole ones, and ones broken in one place each.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::fs;
+
+use baton_model_files::{LayerTensor, ModelFile, RowOrder, TensorDtype, TensorRole};
+use baton_types::{RopeScaling, TokenizerSource};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A folder in parts.
+struct Folder {
+    config: Value,
+    /// Name, type, shape; the bytes are ones.
+    tensors: Vec<(String, Dtype, Vec<usize>)>,
+    files: HashMap<&'static str, String>,
+}
+
+impl Folder {
+    fn tiny() -> Self {
+        let config = json!({
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50,
+            "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 500000.0,
+            "tie_word_embeddings": false, "bos_token_id": 1, "eos_token_id": 2,
+        });
+        let layer = "model.layers.0";
+        let tensors = [
+            ("model.embed_tokens".to_owned(), vec![50, 64]),
+            ("lm_head".to_owned(), vec![50, 64]),
+            ("model.norm".to_owned(), vec![64]),
+            (format!("{layer}.input_layernorm"), vec![64]),
+            (format!("{layer}.self_attn.q_proj"), vec![64, 64]),
+            (format!("{layer}.self_attn.k_proj"), vec![32, 64]),
+            (format!("{layer}.self_attn.v_proj"), vec![32, 64]),
+            (format!("{layer}.self_attn.o_proj"), vec![64, 64]),
+            (format!("{layer}.post_attention_layernorm"), vec![64]),
+            (format!("{layer}.mlp.gate_proj"), vec![96, 64]),
+            (format!("{layer}.mlp.up_proj"), vec![96, 64]),
+            (format!("{layer}.mlp.down_proj"), vec![64, 96]),
+        ];
+        let tensors = tensors
+            .map(|(name, shape)| (format!("{name}.weight"), Dtype::BF16, shape))
+            .into_iter()
+            .collect();
+        let files = HashMap::from([
+            ("tokenizer.json", "{}".to_owned()),
+            ("generation_config.json", json!({"eos_token_id": [3, 2]}).to_string()),
+            (
+                "tokenizer_config.json",
+                json!({"chat_template": "T", "add_bos_token": true}).to_string(),
+            ),
+        ]);
+        Self { config, tensors, files }
+    }
+
+    fn weights(&self) -> Vec<u8> {
+        let bytes: Vec<Vec<u8>> = self
+            .tensors
+            .iter()
+            .map(|(_, dtype, shape)| vec![1; shape.iter().product::<usize>() * dtype.bitsize() / 8])
+            .collect();
+        let views = self.tensors.iter().zip(&bytes).map(|((name, dtype, shape), bytes)| {
+            (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        safetensors::serialize(views, None).unwrap()
+    }
+
+    fn write(&self) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
+        fs::write(folder.path().join("model.safetensors"), self.weights()).unwrap();
+        for (name, text) in &self.files {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        folder
+    }
+
+    fn tensor(&mut self, part: &str) -> &mut (String, Dtype, Vec<usize>) {
+        self.tensors.iter_mut().find(|tensor| tensor.0.contains(part)).unwrap()
+    }
+}
+
+fn refused_folder(folder: &TempDir, wanted: &[&str]) {
+    let error = ModelFile::open(folder.path()).expect_err("a broken folder was opened");
+    let error = error.to_string();
+    for part in wanted {
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+}
+
+fn refused(wanted: &[&str], break_it: impl FnOnce(&mut Folder)) {
+    let mut folder = Folder::tiny();
+    break_it(&mut folder);
+    refused_folder(&folder.write(), wanted);
+}
+
+#[test]
+fn a_whole_folder_opens() {
+    let folder = Folder::tiny().write();
+    let model = ModelFile::open(folder.path()).unwrap();
+    let spec = model.spec();
+    assert_eq!((spec.head_dim, spec.rope.theta, spec.tied_embeddings), (16, 500_000.0, false));
+    assert_eq!(spec.eos_ids, [3, 2]);
+    let artifacts = model.artifacts();
+    assert_eq!(artifacts.tokenizer, TokenizerSource::Json("{}".into()));
+    assert_eq!((artifacts.chat_template.as_deref(), artifacts.add_bos), (Some("T"), true));
+    let k = model.tensor(TensorRole::Layer(0, LayerTensor::K));
+    assert_eq!((k.dtype, k.rows, k.row_order), (TensorDtype::Bf16, 32, RowOrder::Plain));
+    assert_eq!(model.fingerprint(), ModelFile::open(folder.path()).unwrap().fingerprint());
+}
+
+#[test]
+fn ties_templates_windows_and_scaling() {
+    let mut folder = Folder::tiny();
+    folder.tensors.retain(|tensor| tensor.0 != "lm_head.weight");
+    folder.config["tie_word_embeddings"] = json!(true);
+    folder.config["architectures"] = json!(["MistralForCausalLM"]);
+    folder.config["sliding_window"] = json!(128);
+    folder.config["rope_scaling"] = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    });
+    folder.files.insert("chat_template.jinja", "J".into());
+    let written = folder.write();
+    let model = ModelFile::open(written.path()).unwrap();
+    assert!(model.spec().tied_embeddings);
+    assert_eq!(model.spec().context_tokens, 128);
+    assert!(matches!(model.spec().rope.scaling, RopeScaling::Llama3 { .. }));
+    assert_eq!(model.artifacts().chat_template.as_deref(), Some("J"));
+    assert_eq!(model.tensor(TensorRole::Output).rows, 50);
+}
+
+#[test]
+fn shards_open_together() {
+    let whole = Folder::tiny();
+    let folder = whole.write();
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    let mut map = HashMap::new();
+    for (index, tensors) in whole.tensors.chunks(7).enumerate() {
+        let name = format!("model-{index}.safetensors");
+        let shard = Folder { tensors: tensors.to_vec(), ..Folder::tiny() };
+        fs::write(folder.path().join(&name), shard.weights()).unwrap();
+        map.extend(tensors.iter().map(|tensor| (tensor.0.clone(), name.clone())));
+    }
+    let index = folder.path().join("model.safetensors.index.json");
+    fs::write(&index, json!({ "weight_map": map }).to_string()).unwrap();
+    ModelFile::open(folder.path()).unwrap();
+    fs::remove_file(folder.path().join("model-1.safetensors")).unwrap();
+    refused_folder(&folder, &["model-1.safetensors"]);
+    fs::write(&index, json!({"weight_map": {"a": "../secret"}}).to_string()).unwrap();
+    refused_folder(&folder, &["weight_map", "../secret"]);
+    fs::write(&index, json!({"weight_map": {}}).to_string()).unwrap();
+    refused_folder(&folder, &["shards"]);
+}
+
+#[test]
+fn broken_configs() {
+    refused(&["Qwen9", "LlamaForCausalLM"], |f| f.config["architectures"] = json!(["Qwen9"]));
+    refused(&["config.json", "hidden_size"], |f| {
+        f.config.as_object_mut().unwrap().remove("hidden_size");
+    });
+    refused(&["config.json"], |f| f.config["hidden_size"] = json!(-4));
+    refused(&["hidden_size"], |f| f.config["hidden_size"] = json!(63));
+    refused(&["num_attention_heads"], |f| f.config["num_attention_heads"] = json!(0));
+    refused(&["num_key_value_heads"], |f| f.config["num_key_value_heads"] = json!(3));
+    refused(&["rms_norm_eps"], |f| f.config["rms_norm_eps"] = json!(0.0));
+    refused(&["rope_type", "yarn"], |f| f.config["rope_scaling"] = json!({"type": "yarn"}));
+    refused(&["rope_scaling.factor"], |f| f.config["rope_scaling"] = json!({"type": "linear"}));
+    refused(&["attention_bias"], |f| f.config["attention_bias"] = json!(true));
+    refused(&["hidden_act"], |f| f.config["hidden_act"] = json!("gelu"));
+    refused(&["quantization_config"], |f| f.config["quantization_config"] = json!({}));
+    refused(&["eos_token_id", "50"], |f| f.config["eos_token_id"] = json!(50));
+    refused(&["tokenizer.json"], |f| drop(f.files.remove("tokenizer.json")));
+    refused(&["generation_config.json"], |f| {
+        f.files.insert("generation_config.json", "{".into());
+    });
+}
+
+#[test]
+fn broken_weights() {
+    refused(&["lm_head.weight", "missing"], |f| {
+        f.tensors.retain(|tensor| tensor.0 != "lm_head.weight");
+    });
+    refused(&["k_proj", "shape"], |f| f.tensor("k_proj").2 = vec![64, 32]);
+    refused(&["q_proj", "I64"], |f| f.tensor("q_proj").1 = Dtype::I64);
+    refused(&["q_proj.bias", "not part"], |f| {
+        f.tensors.push(("model.layers.0.self_attn.q_proj.bias".into(), Dtype::F32, vec![64]));
+    });
+    let whole = Folder::tiny();
+    for len in [0, 4, 8, 100, 5000] {
+        let folder = whole.write();
+        let bytes = whole.weights();
+        fs::write(folder.path().join("model.safetensors"), &bytes[..len]).unwrap();
+        refused_folder(&folder, &["model.safetensors", "again"]);
+    }
+    let folder = whole.write();
+    fs::remove_file(folder.path().join("config.json")).unwrap();
+    refused_folder(&folder, &["config.json"]);
+}
