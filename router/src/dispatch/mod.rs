@@ -1,0 +1,222 @@
+//! Runs one request: reserves, has the prompt computed, reads the tokens, and goes on elsewhere
+//! when a node dies. The only sequencer of the request's tokens.
+//!
+//! `Placing → Streaming → Done`; a lost prefill node is replaced while streaming, under the next
+//! attempt; a lost decode node leads back to `Placing`, with the tokens that were accepted.
+
+mod explain;
+mod placing;
+mod sequencer;
+mod streaming;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_kv_cache::{HashKey, prefix_hashes};
+use baton_types::{
+    BlockHash, Error, ErrorCode, FinishReason, GenerateRequest, KvDtype, NodeId, RequestId,
+    TokenLogprobs, TokenOutput,
+};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+use crate::catalog::Model;
+use crate::cluster::Cluster;
+use crate::config::RouterConfig;
+use crate::metrics::RouterMetrics;
+use crate::plan::PlanRequest;
+use crate::retry::RetryBudget;
+use explain::Trail;
+use sequencer::Sequencer;
+
+pub use explain::{Explain, Phases};
+
+/// Events that wait for a slow client; more hold the nodes' streams back.
+const EVENTS_MAX: usize = 256;
+
+/// Placements of one request at most, whatever dies.
+const PLACEMENTS_MAX: u32 = 12;
+
+/// What becomes of a request; `Done` or `Failed` is the last, exactly once.
+#[derive(Debug)]
+pub enum RequestEvent {
+    /// Each (choice, index) once and in order.
+    Token(TokenOutput),
+    /// For prompt tokens 1.. in order; once.
+    PromptLogprobs(Vec<TokenLogprobs>),
+    ChoiceFinished {
+        choice: u16,
+        reason: FinishReason,
+    },
+    Done(Box<Explain>),
+    Failed(Error),
+}
+
+/// Dispatches requests. Clones share everything.
+#[derive(Clone, Debug)]
+pub struct Dispatcher {
+    pub cluster: Cluster,
+    pub config: Arc<RouterConfig>,
+    pub metrics: RouterMetrics,
+    pub budget: Arc<RetryBudget>,
+}
+
+impl Dispatcher {
+    /// Starts a request that is valid. Dropping the receiver cancels it; `enough` ends it well.
+    pub fn start(
+        &self,
+        model: Arc<Model>,
+        request: GenerateRequest,
+        arrived: Instant,
+        enough: CancellationToken,
+    ) -> mpsc::Receiver<RequestEvent> {
+        let (events, receiver) = mpsc::channel(EVENTS_MAX);
+        let span = tracing::info_span!("route", request_id = %request.id);
+        let mut dispatch = Dispatch::new(self.clone(), model, request, arrived, events.clone());
+        dispatch.enough = enough;
+        let run = async move {
+            let last = tokio::select! {
+                result = dispatch.run() => match result {
+                    Ok(explain) => RequestEvent::Done(Box::new(explain)),
+                    Err(error) => RequestEvent::Failed(error),
+                },
+                // The client has gone; dropping the streams cancels at the nodes.
+                () = events.closed() => return,
+            };
+            // The client may have gone just now.
+            let _unheard = events.send(last).await;
+        };
+        tokio::spawn(run.instrument(span));
+        receiver
+    }
+}
+
+/// One request on its way.
+struct Dispatch {
+    router: Dispatcher,
+    model: Arc<Model>,
+    request: GenerateRequest,
+    hashes: Vec<BlockHash>,
+    sequencer: Sequencer,
+    events: mpsc::Sender<RequestEvent>,
+    deadline: Instant,
+    /// Nodes that failed for this request.
+    excluded: Vec<NodeId>,
+    placements: u32,
+    /// The client needs no more tokens.
+    enough: CancellationToken,
+    has_prompt_logprobs: bool,
+    trail: Trail,
+}
+
+/// Why a placement ended before its request.
+enum Interrupted {
+    /// The decode node is gone: go on elsewhere.
+    NodeLost(Error),
+    /// Nothing can help.
+    Fatal(Error),
+}
+
+impl Dispatch {
+    fn new(
+        router: Dispatcher,
+        model: Arc<Model>,
+        request: GenerateRequest,
+        arrived: Instant,
+        events: mpsc::Sender<RequestEvent>,
+    ) -> Self {
+        // All nodes of one numerics version hold their KV in bf16.
+        let key = HashKey::new(
+            &model.fingerprint,
+            &model.numerics,
+            KvDtype::Bf16,
+            &request.tenant_salt,
+        );
+        Self {
+            hashes: prefix_hashes(&key, &request.prompt),
+            sequencer: Sequencer::new(request.choices),
+            deadline: arrived + Duration::from_millis(request.deadline_ms),
+            trail: Trail::new(arrived, &request, &model.spec.name),
+            router,
+            model,
+            request,
+            events,
+            excluded: Vec::new(),
+            placements: 0,
+            enough: CancellationToken::new(),
+            has_prompt_logprobs: false,
+        }
+    }
+
+    async fn run(mut self) -> Result<Explain, Error> {
+        self.router.budget.deposit();
+        loop {
+            let placement = self.place().await?;
+            match self.stream(placement).await {
+                Ok(()) => return Ok(self.trail.finish(&self.sequencer)),
+                Err(Interrupted::Fatal(error)) => return Err(error),
+                Err(Interrupted::NodeLost(error)) => {
+                    tracing::warn!(%error, "the decode node is lost; going on elsewhere");
+                    self.router.metrics.recovered();
+                    self.trail.recovered(&error);
+                }
+            }
+            if self.sequencer.all_finished() {
+                // Everything was delivered before the node went.
+                return Ok(self.trail.finish(&self.sequencer));
+            }
+            if self.placements >= PLACEMENTS_MAX {
+                return Err(Error::unavailable(format!(
+                    "{PLACEMENTS_MAX} decode nodes were lost under this request"
+                )));
+            }
+        }
+    }
+
+    /// The request as a node gets it: under an id of its own for each placement, so that a node
+    /// that comes back never takes it for the older one, and with the time that is left.
+    fn request_for_node(&self) -> Result<GenerateRequest, Error> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(self.deadline_error());
+        }
+        let mut id = self.request.id;
+        id.0[15] ^= self.placements as u8;
+        let prompt_logprobs =
+            if self.has_prompt_logprobs { None } else { self.request.prompt_logprobs };
+        Ok(GenerateRequest {
+            id: RequestId(id.0),
+            deadline_ms: left.as_millis().max(1) as u64,
+            prompt_logprobs,
+            ..self.request.clone()
+        })
+    }
+
+    fn plan_request(&self) -> PlanRequest {
+        let prompt_tokens = self.request.prompt.len();
+        PlanRequest {
+            fingerprint: self.model.fingerprint,
+            numerics: self.model.numerics.clone(),
+            prompt_tokens,
+            reserve_tokens: prompt_tokens + 16 * usize::from(self.request.choices),
+            local_prefill_max_tokens: self.router.config.local_prefill_max_tokens,
+            excluded: self.excluded.clone(),
+            ignores_cache: self.request.prompt_logprobs.is_some() && !self.has_prompt_logprobs,
+            is_recovery: self.sequencer.has_tokens(),
+            tie_break: u64::from_le_bytes(self.request.id.0[..8].try_into().expect("8 of 16")),
+        }
+    }
+
+    async fn emit(&self, event: RequestEvent) {
+        // Where the client has gone, this task ends at its next await.
+        let _unheard = self.events.send(event).await;
+    }
+
+    fn deadline_error(&self) -> Error {
+        Error::new(
+            ErrorCode::DeadlineExceeded,
+            format!("the request's deadline of {} ms has passed", self.request.deadline_ms),
+        )
+    }
+}

@@ -1,0 +1,185 @@
+//! Finds a decode node that takes the request, and opens the streams.
+
+use std::time::{Duration, Instant};
+
+use baton_proto::error::from_status;
+use baton_proto::internal::decode_client::DecodeClient;
+use baton_proto::internal::prefill_client::PrefillClient;
+use baton_proto::internal::{
+    DecodeEvent, DecodeRunRequest, Delivered, PrefillEvent, PrefillRunRequest, Request,
+    ReserveRequest, ReserveResponse,
+};
+use baton_runtime::random::jittered_ms;
+use baton_types::{Error, ErrorCode, GenerateRequest};
+use tokio::time::timeout;
+use tonic::Streaming;
+
+use super::Dispatch;
+use crate::cluster::{InFlight, NodeView};
+use crate::plan::{Plan, plan};
+
+/// One control call at most; nodes answer from memory.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Before nodes that had no room are asked again, jittered.
+const FULL_RETRY_MS: u64 = 50;
+
+/// A request that has its blocks and its streams.
+pub(super) struct Placement {
+    pub plan: Plan,
+    /// As the node got it.
+    pub request: GenerateRequest,
+    pub attempt: u32,
+    pub decode: Streaming<DecodeEvent>,
+    pub prefill: Option<PrefillStream>,
+    pub _decoding: InFlight,
+}
+
+/// A prompt that is being computed.
+pub(super) struct PrefillStream {
+    pub view: NodeView,
+    pub events: Streaming<PrefillEvent>,
+    pub _prefilling: InFlight,
+}
+
+impl Dispatch {
+    /// Places the request, waiting for room where there is none, within the queue's time.
+    pub(super) async fn place(&mut self) -> Result<Placement, Error> {
+        self.trail.placing();
+        let queue = Duration::from_millis(self.router.config.queue_timeout_ms);
+        let give_up = (Instant::now() + queue).min(self.deadline);
+        let mut changes = self.router.cluster.changes();
+        loop {
+            changes.mark_unchanged();
+            let error = match self.try_place().await {
+                Ok(placement) => return Ok(placement),
+                Err(error) => error,
+            };
+            let may_wait = matches!(error.code, ErrorCode::ResourceExhausted | ErrorCode::Unavailable)
+                && error.retry_after_ms.is_some();
+            if !may_wait || Instant::now() >= give_up {
+                return Err(if Instant::now() >= self.deadline {
+                    self.deadline_error()
+                } else {
+                    error
+                });
+            }
+            // Those that failed may be back, or others may have come.
+            self.excluded.clear();
+            tokio::select! {
+                _ = changes.changed() => tokio::time::sleep(jittered_ms(FULL_RETRY_MS / 4)).await,
+                () = tokio::time::sleep(jittered_ms(FULL_RETRY_MS)) => {}
+            }
+        }
+    }
+
+    /// Asks one node after the other until one takes the request.
+    async fn try_place(&mut self) -> Result<Placement, Error> {
+        let mut full: Option<Error> = None;
+        loop {
+            let nodes: Vec<_> =
+                self.router.cluster.nodes().iter().map(|node| node.view(&self.hashes)).collect();
+            let plan = match plan(&self.plan_request(), &nodes) {
+                Ok(plan) => plan,
+                Err(error) => return Err(full.unwrap_or(error)),
+            };
+            self.placements += 1;
+            let decode = plan.decode.node.clone();
+            let error = match self.open(plan).await {
+                Ok(placement) => {
+                    decode.worked();
+                    return Ok(placement);
+                }
+                Err(error) => error,
+            };
+            self.excluded.push(decode.member().id.clone());
+            match error.code {
+                ErrorCode::ResourceExhausted => full = Some(error),
+                ErrorCode::Unavailable | ErrorCode::DeadlineExceeded => {
+                    decode.failed();
+                    self.trail.note(format!("{} did not reserve: {error}", decode.member().id));
+                }
+                ErrorCode::FailedPrecondition if self.router.budget.withdraw() => {
+                    self.trail.note(format!("{} refused: {error}", decode.member().id));
+                }
+                _ => return Err(error),
+            }
+        }
+    }
+
+    /// Reserves at the planned node and opens the streams.
+    async fn open(&mut self, plan: Plan) -> Result<Placement, Error> {
+        let request = self.request_for_node()?;
+        let attempt = 1;
+        let reserved = self.reserve(&plan.decode, plan.prefill.as_ref(), &request, attempt).await?;
+        let mut client = DecodeClient::new(plan.decode.node.channel());
+        let run = DecodeRunRequest { request_id: request.id.0.to_vec().into(), attempt };
+        let decode = within(client.run(run)).await?;
+        let decoding = plan.decode.node.begin(0);
+        self.trail.placed(&plan, reserved.cached_tokens);
+        let mut placement =
+            Placement { plan, request, attempt, decode, prefill: None, _decoding: decoding };
+        if let Some(prefill) = placement.plan.prefill.clone() {
+            match self.start_prefill(&placement, prefill.clone(), reserved.grant).await {
+                Ok(stream) => placement.prefill = Some(stream),
+                Err(error) => self.replace_prefill(&mut placement, &prefill, error).await?,
+            }
+        }
+        Ok(placement)
+    }
+
+    pub(super) async fn reserve(
+        &self,
+        decode: &NodeView,
+        prefill: Option<&NodeView>,
+        request: &GenerateRequest,
+        attempt: u32,
+    ) -> Result<ReserveResponse, Error> {
+        let delivered = self
+            .sequencer
+            .delivered()
+            .map(|(ids, finished)| Delivered { ids: ids.to_vec(), finished });
+        let reserve = ReserveRequest {
+            request: Some(Request::from(request)),
+            attempt,
+            fingerprint: self.model.fingerprint.0.to_vec().into(),
+            numerics: self.model.numerics.0.clone(),
+            prefill_incarnation: prefill.map_or(0, |view| view.incarnation.0),
+            delivered: delivered.collect(),
+        };
+        let mut client = DecodeClient::new(decode.node.channel());
+        within(client.reserve(reserve)).await
+    }
+
+    pub(super) async fn start_prefill(
+        &self,
+        placement: &Placement,
+        view: NodeView,
+        grant: bytes::Bytes,
+    ) -> Result<PrefillStream, Error> {
+        let run = PrefillRunRequest {
+            request: Some(Request::from(&placement.request)),
+            grant,
+            decode_address: placement.plan.decode.node.member().address.clone(),
+            fingerprint: self.model.fingerprint.0.to_vec().into(),
+            numerics: self.model.numerics.0.clone(),
+        };
+        let mut client = PrefillClient::new(view.node.channel());
+        let events = within(client.run(run)).await?;
+        let prefilling = view.node.begin(self.request.prompt.len());
+        Ok(PrefillStream { view, events, _prefilling: prefilling })
+    }
+}
+
+async fn within<T>(
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T, Error> {
+    match timeout(CALL_TIMEOUT, call).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(from_status(&status)),
+        Err(_) => Err(Error::unavailable(format!(
+            "the node did not answer within {} ms",
+            CALL_TIMEOUT.as_millis()
+        ))),
+    }
+}

@@ -1,0 +1,160 @@
+//! What both APIs do with a request once it is parsed: validate, queue, dispatch.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_runtime::random;
+use baton_types::{Error, GenerateRequest, RequestId, SamplingParams, StopParams, TokenId};
+
+use crate::admit::Admission;
+use crate::answer::AnswerStream;
+use crate::catalog::{Catalog, Model};
+use crate::cluster::Cluster;
+use crate::config::RouterConfig;
+use crate::dispatch::Dispatcher;
+use crate::metrics::RouterMetrics;
+
+const STOPS_MAX: usize = 16;
+const STOP_MAX_BYTES: usize = 1_024;
+
+/// The router behind its APIs. Clones share everything.
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    pub catalog: Catalog,
+    pub cluster: Cluster,
+    pub admission: Admission,
+    pub dispatcher: Dispatcher,
+    pub config: Arc<RouterConfig>,
+    pub metrics: RouterMetrics,
+}
+
+/// How a caller wants its answers, in the words of either API; absent fields take defaults.
+#[derive(Clone, Debug, Default)]
+pub struct Wishes {
+    pub sampling: SamplingWishes,
+    pub max_tokens: Option<u32>,
+    pub min_tokens: Option<u32>,
+    pub stop: Vec<String>,
+    pub stop_token_ids: Vec<TokenId>,
+    pub ignore_eos: bool,
+    pub n: Option<u32>,
+    pub logprobs: Option<u32>,
+    pub prompt_logprobs: Option<u32>,
+    pub deadline_ms: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct SamplingWishes {
+    pub temperature: Option<f32>,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub logit_bias: Vec<(TokenId, f32)>,
+    pub seed: Option<u64>,
+}
+
+/// A request that is valid and has not been queued.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub model: Arc<Model>,
+    pub request: GenerateRequest,
+    pub stops: Vec<String>,
+    pub arrived: Instant,
+}
+
+impl Gateway {
+    /// Completes and validates a request.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with the field; nothing was queued.
+    pub fn prepare(
+        &self,
+        model: Arc<Model>,
+        prompt: Vec<TokenId>,
+        wishes: Wishes,
+        arrived: Instant,
+    ) -> Result<Prepared, Error> {
+        check_stops(&wishes.stop)?;
+        let s = wishes.sampling;
+        let off = SamplingParams::default();
+        let room = model.limits.context_tokens.saturating_sub(prompt.len()).max(1) as u32;
+        let default_max = match self.config.default_max_tokens {
+            0 => room,
+            most => most.min(room),
+        };
+        let request = GenerateRequest {
+            id: RequestId(random::bytes()),
+            prompt,
+            sampling: SamplingParams {
+                temperature: s.temperature.unwrap_or(off.temperature),
+                top_k: s.top_k.unwrap_or(off.top_k),
+                top_p: s.top_p.unwrap_or(off.top_p),
+                min_p: s.min_p.unwrap_or(off.min_p),
+                repetition_penalty: s.repetition_penalty.unwrap_or(off.repetition_penalty),
+                presence_penalty: s.presence_penalty.unwrap_or(off.presence_penalty),
+                frequency_penalty: s.frequency_penalty.unwrap_or(off.frequency_penalty),
+                logit_bias: s.logit_bias,
+                seed: s.seed.unwrap_or_else(random::nonzero_u64),
+            },
+            stop: StopParams {
+                // More than the context leaves ends with `length` all the same.
+                max_tokens: wishes.max_tokens.unwrap_or(default_max),
+                min_tokens: wishes.min_tokens.unwrap_or(0),
+                stop_token_ids: wishes.stop_token_ids,
+                ignore_eos: wishes.ignore_eos,
+            },
+            choices: count("n", wishes.n.unwrap_or(1))?,
+            logprobs: wishes.logprobs.map(|top| count("logprobs", top)).transpose()?,
+            prompt_logprobs: wishes
+                .prompt_logprobs
+                .map(|top| count("prompt_logprobs", top))
+                .transpose()?,
+            tenant_salt: Vec::new(),
+            deadline_ms: deadline_ms(wishes.deadline_ms, self.config.default_deadline_ms)?,
+        };
+        request.validate(&model.limits)?;
+        Ok(Prepared { model, request, stops: wishes.stop, arrived })
+    }
+
+    /// Waits for a place and dispatches. Dropping the answer cancels.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` where there is no place.
+    pub async fn run(&self, prepared: Prepared) -> Result<AnswerStream, Error> {
+        let permit = self.admission.enter().await?;
+        let Prepared { model, request, stops, arrived } = prepared;
+        Ok(AnswerStream::start(&self.dispatcher, &model, request, stops, arrived, permit))
+    }
+}
+
+fn check_stops(stops: &[String]) -> Result<(), Error> {
+    if stops.len() > STOPS_MAX {
+        let message = format!("{} stop strings are too many: at most {STOPS_MAX}", stops.len());
+        return Err(Error::invalid("stop", message));
+    }
+    if let Some(at) = stops.iter().position(|stop| stop.is_empty() || stop.len() > STOP_MAX_BYTES) {
+        let message = format!("stop[{at}] must have 1 to {STOP_MAX_BYTES} bytes");
+        return Err(Error::invalid("stop", message));
+    }
+    Ok(())
+}
+
+fn count(field: &str, value: u32) -> Result<u16, Error> {
+    u16::try_from(value)
+        .map_err(|_| Error::invalid(field, format!("{value} is out of bounds: {field} is too large")))
+}
+
+/// A day: longer is a mistake, and no clock overflows.
+const DEADLINE_MAX_MS: u64 = 86_400_000;
+
+fn deadline_ms(wished: Option<u64>, default: u64) -> Result<u64, Error> {
+    let ms = wished.unwrap_or(default);
+    if (1..=DEADLINE_MAX_MS).contains(&ms) {
+        return Ok(ms);
+    }
+    let message = format!("{ms} is out of bounds: 1 to {DEADLINE_MAX_MS} milliseconds");
+    Err(Error::invalid("deadline_ms", message))
+}

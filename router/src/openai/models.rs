@@ -1,0 +1,32 @@
+//! `/v1/models`.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use crate::catalog::Model;
+use crate::gateway::Gateway;
+
+pub(super) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
+    let models: Vec<Value> = gateway.catalog.all().iter().map(|model| to_json(model)).collect();
+    Json(json!({"object": "list", "data": models}))
+}
+
+pub(super) async fn retrieve(
+    State(gateway): State<Gateway>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    Ok(Json(to_json(&*gateway.catalog.find(&id)?)))
+}
+
+fn to_json(model: &Model) -> Value {
+    json!({
+        "id": model.spec.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "baton",
+        "max_model_len": model.spec.context_tokens,
+        "fingerprint": model.fingerprint.to_string(),
+    })
+}

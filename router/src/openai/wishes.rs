@@ -1,0 +1,100 @@
+//! The fields that chat and completions share.
+
+use std::collections::BTreeMap;
+
+use baton_types::{Error, TokenId};
+use serde::Deserialize;
+
+use super::body::Fields;
+use crate::gateway::{SamplingWishes, Wishes};
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+    /// Padding against traffic analysis, which Baton never adds.
+    #[serde(default, rename = "include_obfuscation")]
+    _include_obfuscation: bool,
+}
+
+/// How the answer travels.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Delivery {
+    pub stream: bool,
+    pub include_usage: bool,
+    pub return_token_ids: bool,
+}
+
+/// Takes everything that both endpoints know, but the prompt and `logprobs`.
+pub(super) fn take(fields: &mut Fields) -> Result<(Wishes, Delivery), Error> {
+    let stop = match fields.take("stop")? {
+        None => Vec::new(),
+        Some(OneOrMany::One(stop)) => vec![stop],
+        Some(OneOrMany::Many(stops)) => stops,
+    };
+    let seed: Option<i64> = fields.take("seed")?;
+    let wishes = Wishes {
+        sampling: SamplingWishes {
+            temperature: fields.take("temperature")?,
+            top_k: take_top_k(fields)?,
+            top_p: fields.take("top_p")?,
+            min_p: fields.take("min_p")?,
+            repetition_penalty: fields.take("repetition_penalty")?,
+            presence_penalty: fields.take("presence_penalty")?,
+            frequency_penalty: fields.take("frequency_penalty")?,
+            logit_bias: take_bias(fields)?,
+            seed: seed.map(|seed| seed as u64),
+        },
+        max_tokens: fields.take("max_tokens")?,
+        min_tokens: fields.take("min_tokens")?,
+        stop,
+        stop_token_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
+        ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+        n: fields.take("n")?,
+        logprobs: None,
+        prompt_logprobs: None,
+        deadline_ms: fields.take("deadline_ms")?,
+    };
+    let stream = fields.take("stream")?.unwrap_or(false);
+    let options: Option<StreamOptions> = fields.take("stream_options")?;
+    if options.is_some() && !stream {
+        let message = "stream_options go with stream: true only";
+        return Err(Error::invalid("stream_options", message));
+    }
+    let delivery = Delivery {
+        stream,
+        include_usage: options.unwrap_or_default().include_usage,
+        return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
+    };
+    Ok((wishes, delivery))
+}
+
+/// -1 is how some clients write "all".
+fn take_top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
+    match fields.take::<i64>("top_k")? {
+        None | Some(-1) => Ok(None),
+        Some(k) => u32::try_from(k).map(Some).map_err(|_| {
+            Error::invalid("top_k", format!("{k} is out of bounds: -1 or 0 keep all, else 1 or more"))
+        }),
+    }
+}
+
+fn take_bias(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, Error> {
+    let bias: BTreeMap<String, f32> = fields.take("logit_bias")?.unwrap_or_default();
+    bias.into_iter()
+        .map(|(id, bias)| match id.parse() {
+            Ok(id) => Ok((id, bias)),
+            Err(_) => {
+                Err(Error::invalid("logit_bias", format!("the key {id:?} is no token id")))
+            }
+        })
+        .collect()
+}

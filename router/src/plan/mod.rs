@@ -1,0 +1,145 @@
+//! Chooses nodes for a request: filter, score, pick. Pure: it sees views, never connections.
+
+mod scorer;
+#[cfg(test)]
+mod tests;
+
+use baton_registry::Role;
+use baton_types::{Error, ModelFingerprint, NodeId, NumericsVersion};
+
+use crate::cluster::{NodeState, NodeView};
+
+pub use scorer::{DecodeLoad, PrefillTime, PrefixMiss, Scorer};
+
+/// What a plan is for.
+#[derive(Clone, Debug)]
+pub struct PlanRequest {
+    pub fingerprint: ModelFingerprint,
+    pub numerics: NumericsVersion,
+    pub prompt_tokens: usize,
+    /// Prompt and as much of the answers as is reserved for.
+    pub reserve_tokens: usize,
+    /// What is left to prefill up to so many tokens is done at the decode node.
+    pub local_prefill_max_tokens: usize,
+    /// Nodes that have failed for this request.
+    pub excluded: Vec<NodeId>,
+    /// Log-probabilities of the prompt: nothing may come from a cache.
+    pub ignores_cache: bool,
+    /// Tokens are there already: the decode node computes what it lacks.
+    pub is_recovery: bool,
+    /// Breaks ties, so that equal nodes share.
+    pub tie_break: u64,
+}
+
+/// Where a request goes.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub decode: NodeView,
+    /// `None`: prefill at the decode node.
+    pub prefill: Option<NodeView>,
+    /// Why, in the words of docs/explain.md.
+    pub reason: Reason,
+}
+
+/// Why a plan prefills where it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// A prefill node computes the prompt.
+    Remote,
+    /// The prompt is short.
+    ShortPrompt,
+    /// The decode node holds most of the prompt.
+    SmallRemainder,
+    /// No prefill node can be had.
+    NoPrefillNode,
+    /// An answer goes on after its decode node was lost.
+    Recovery,
+}
+
+impl Reason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Remote => "remote_prefill",
+            Reason::ShortPrompt => "short_prompt",
+            Reason::SmallRemainder => "small_remainder",
+            Reason::NoPrefillNode => "no_prefill_node",
+            Reason::Recovery => "recovery",
+        }
+    }
+}
+
+/// Plans a request over the nodes that there are.
+///
+/// # Errors
+/// `Unavailable` where no decode node of that model can be asked now.
+pub fn plan(request: &PlanRequest, nodes: &[NodeView]) -> Result<Plan, Error> {
+    let decode = pick(request, nodes, Role::Decode, &[&DecodeLoad, &PrefixMiss])
+        .ok_or_else(|| no_decode_node(request, nodes))?;
+    let cached = if request.ignores_cache { 0 } else { decode.cached_tokens };
+    let rest = request.prompt_tokens.saturating_sub(cached);
+    let local = |reason| Plan { decode: decode.clone(), prefill: None, reason };
+    if request.is_recovery {
+        return Ok(local(Reason::Recovery));
+    }
+    if request.prompt_tokens <= request.local_prefill_max_tokens {
+        return Ok(local(Reason::ShortPrompt));
+    }
+    if rest <= request.local_prefill_max_tokens {
+        return Ok(local(Reason::SmallRemainder));
+    }
+    match pick(request, nodes, Role::Prefill, &[&PrefillTime]) {
+        Some(prefill) => Ok(Plan { prefill: Some(prefill), ..local(Reason::Remote) }),
+        None => Ok(local(Reason::NoPrefillNode)),
+    }
+}
+
+/// The prefill node to use instead of one that failed.
+pub fn another_prefill(request: &PlanRequest, nodes: &[NodeView]) -> Option<NodeView> {
+    pick(request, nodes, Role::Prefill, &[&PrefillTime])
+}
+
+fn pick(
+    request: &PlanRequest,
+    nodes: &[NodeView],
+    role: Role,
+    scorers: &[&dyn Scorer],
+) -> Option<NodeView> {
+    let cost = |view: &NodeView| -> f64 {
+        scorers.iter().map(|scorer| scorer.cost_ms(request, view)).sum()
+    };
+    let order = |view: &NodeView| {
+        let name = view.node.member().id.as_str();
+        name.bytes().fold(request.tie_break, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
+    };
+    nodes
+        .iter()
+        .filter(|view| view.role == role && fits(request, view))
+        .min_by(|a, b| cost(a).total_cmp(&cost(b)).then(order(a).cmp(&order(b))))
+        .cloned()
+}
+
+/// Ready, of the same model and arithmetic, and not known to fail.
+fn fits(request: &PlanRequest, view: &NodeView) -> bool {
+    view.state == NodeState::Ready
+        && view.fingerprint == Some(request.fingerprint)
+        && view.numerics == request.numerics
+        && !request.excluded.contains(&view.node.member().id)
+}
+
+fn no_decode_node(request: &PlanRequest, nodes: &[NodeView]) -> Error {
+    let decode: Vec<_> = nodes.iter().filter(|view| view.role == Role::Decode).collect();
+    let ready = decode.iter().filter(|view| view.state == NodeState::Ready).count();
+    Error {
+        retry_after_ms: Some(1_000),
+        ..Error::unavailable(format!(
+            "no decode node can take the request: {} known, {ready} ready, {} excluded after \
+             failures, for model {} ({})",
+            decode.len(),
+            request.excluded.len(),
+            request.fingerprint,
+            request.numerics
+        ))
+    }
+}

@@ -1,0 +1,121 @@
+use std::sync::Arc;
+
+use baton_registry::Member;
+use baton_types::{ErrorCode, Incarnation};
+
+use super::*;
+use crate::cluster::Node;
+
+fn view(id: &str, role: Role) -> NodeView {
+    let member = Member {
+        id: NodeId::new(id),
+        role,
+        incarnation: Incarnation(1),
+        address: "127.0.0.1:1".into(),
+        model: String::new(),
+        fingerprint: String::new(),
+        numerics: String::new(),
+    };
+    NodeView {
+        node: Arc::new(Node::for_plan(member)),
+        role,
+        fingerprint: Some(ModelFingerprint([1; 32])),
+        numerics: NumericsVersion("n".into()),
+        incarnation: Incarnation(1),
+        state: NodeState::Ready,
+        cached_tokens: 0,
+        busy_requests: 0,
+        waiting_tokens: 0,
+        free_tokens: 10_000,
+        total_tokens: 10_000,
+        prefill_tokens_per_s: 1_000.0,
+        decode_step_ms: 10.0,
+    }
+}
+
+fn request(prompt_tokens: usize) -> PlanRequest {
+    PlanRequest {
+        fingerprint: ModelFingerprint([1; 32]),
+        numerics: NumericsVersion("n".into()),
+        prompt_tokens,
+        reserve_tokens: prompt_tokens + 16,
+        local_prefill_max_tokens: 64,
+        excluded: vec![],
+        ignores_cache: false,
+        is_recovery: false,
+        tie_break: 7,
+    }
+}
+
+fn names(plan: &Plan) -> (String, Option<String>) {
+    let name = |view: &NodeView| view.node.member().id.to_string();
+    (name(&plan.decode), plan.prefill.as_ref().map(name))
+}
+
+#[tokio::test]
+async fn long_prompts_go_to_a_prefill_node_and_short_ones_do_not() {
+    let nodes = [view("d", Role::Decode), view("p", Role::Prefill)];
+    let long = plan(&request(500), &nodes).unwrap();
+    assert_eq!((names(&long).1.as_deref(), long.reason), (Some("p"), Reason::Remote));
+    let short = plan(&request(64), &nodes).unwrap();
+    assert_eq!((names(&short).1, short.reason), (None, Reason::ShortPrompt));
+    let alone = plan(&request(500), &nodes[..1]).unwrap();
+    assert_eq!(alone.reason, Reason::NoPrefillNode);
+    let recovery = PlanRequest { is_recovery: true, ..request(500) };
+    assert_eq!(plan(&recovery, &nodes).unwrap().reason, Reason::Recovery);
+}
+
+#[tokio::test]
+async fn affinity_wins_until_the_node_is_loaded() {
+    let mut warm = view("warm", Role::Decode);
+    warm.cached_tokens = 480;
+    let nodes = [view("cold", Role::Decode), warm.clone()];
+    let chosen = plan(&request(500), &nodes).unwrap();
+    assert_eq!(names(&chosen).0, "warm");
+    assert_eq!(chosen.reason, Reason::SmallRemainder);
+    warm.busy_requests = 60;
+    let chosen = plan(&request(500), &[view("cold", Role::Decode), warm.clone()]).unwrap();
+    assert_eq!(names(&chosen).0, "cold");
+    warm.busy_requests = 0;
+    warm.free_tokens = 100;
+    let chosen = plan(&request(500), &[view("cold", Role::Decode), warm]).unwrap();
+    assert_eq!(names(&chosen).0, "cold");
+}
+
+#[tokio::test]
+async fn the_prefill_node_that_is_done_first_is_taken() {
+    let mut busy = view("busy", Role::Prefill);
+    busy.waiting_tokens = 3_000;
+    let mut fast = view("fast", Role::Prefill);
+    fast.waiting_tokens = 4_000;
+    fast.prefill_tokens_per_s = 10_000.0;
+    let nodes = [view("d", Role::Decode), busy, fast];
+    assert_eq!(names(&plan(&request(500), &nodes).unwrap()).1.as_deref(), Some("fast"));
+}
+
+#[tokio::test]
+async fn nodes_that_differ_or_fail_are_never_taken() {
+    let mut other_model = view("a", Role::Decode);
+    other_model.fingerprint = Some(ModelFingerprint([2; 32]));
+    let mut other_numerics = view("b", Role::Decode);
+    other_numerics.numerics = NumericsVersion("m".into());
+    let mut draining = view("c", Role::Decode);
+    draining.state = NodeState::Draining;
+    let excluded = view("e", Role::Decode);
+    let mut request = request(500);
+    request.excluded = vec![NodeId::new("e")];
+    let nodes = [other_model, other_numerics, draining, excluded];
+    let error = plan(&request, &nodes).unwrap_err();
+    assert_eq!(error.code, ErrorCode::Unavailable);
+    assert!(error.message.contains("4 known, 3 ready, 1 excluded"), "{}", error.message);
+}
+
+#[tokio::test]
+async fn equal_nodes_share_by_the_tie_break() {
+    let nodes: Vec<_> = (0..4).map(|at| view(&format!("d{at}"), Role::Decode)).collect();
+    let chosen: std::collections::BTreeSet<_> = (0..64)
+        .map(|tie_break| plan(&PlanRequest { tie_break, ..request(10) }, &nodes).unwrap())
+        .map(|plan| names(&plan).0)
+        .collect();
+    assert_eq!(chosen.len(), 4);
+}
