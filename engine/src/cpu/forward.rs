@@ -11,7 +11,7 @@ use crate::backend::LayerSink;
 use crate::kernels::matmul::{Epilogue, Input};
 use crate::pool::share;
 use crate::weights::widen_row;
-use stages::{Product, multiply, normalize, quantize};
+use stages::{Normalization, Product, multiply, normalize, quantize};
 
 impl CpuBackend {
     /// Runs `batch` through all layers; returns `logits[logit rows][vocab]`.
@@ -52,7 +52,16 @@ impl CpuBackend {
         let rows = batch.rows.len();
         let quants = buffers.quants.view(rows, spec.hidden);
         let (residual, normed) = (buffers.residual.parts(), buffers.normed.parts());
-        normalize(pool, kernels, residual, None, &weights.attn_norm, spec, normed, rows, quants);
+        let job = Normalization {
+            x: residual,
+            from: None,
+            weight: &weights.attn_norm,
+            eps: spec.norm_eps,
+            normed,
+            quants,
+            rows,
+        };
+        normalize(pool, kernels, &job);
         let qkv = buffers.qkv.parts();
         for projection in &weights.qkv {
             multiply(
@@ -104,7 +113,16 @@ impl CpuBackend {
         let (residual, normed) = (buffers.residual.parts(), buffers.normed.parts());
         let gated = buffers.gated.parts();
         let quants = buffers.quants.view(rows, spec.hidden);
-        normalize(pool, kernels, residual, None, &weights.ffn_norm, spec, normed, rows, quants);
+        let job = Normalization {
+            x: residual,
+            from: None,
+            weight: &weights.ffn_norm,
+            eps: spec.norm_eps,
+            normed,
+            quants,
+            rows,
+        };
+        normalize(pool, kernels, &job);
         multiply(
             pool,
             kernels,
@@ -145,8 +163,16 @@ impl CpuBackend {
         }
         let quants = buffers.quants.view(rows, spec.hidden);
         let (residual, normed) = (buffers.residual.parts(), buffers.normed.parts());
-        let from = Some(batch.logit_rows.as_slice());
-        normalize(pool, kernels, residual, from, &weights.final_norm, spec, normed, rows, quants);
+        let job = Normalization {
+            x: residual,
+            from: Some(&batch.logit_rows),
+            weight: &weights.final_norm,
+            eps: spec.norm_eps,
+            normed,
+            quants,
+            rows,
+        };
+        normalize(pool, kernels, &job);
         let stride = weights.output.panels() * crate::weights::PANEL_ROWS;
         multiply(
             pool,

@@ -1,7 +1,5 @@
 //! Stages that every layer is made of.
 
-use baton_types::ModelSpec;
-
 use crate::kernels::dispatch::{Kernels, Norm};
 use crate::kernels::matmul::{Epilogue, Input, Matmul};
 use crate::kernels::quantize::QuantView;
@@ -27,32 +25,34 @@ pub(super) struct Product<'a> {
     pub(super) epilogue: Epilogue,
 }
 
-/// Normalises rows into `normed[rows][hidden]` and quantises them; row `i` comes from row
-/// `from[i]` of `x`, or from row `i`.
-#[allow(clippy::too_many_arguments)]
-pub(super) fn normalize(
-    pool: &mut Pool,
-    kernels: &Kernels,
-    x: Parts<'_, f32>,
-    from: Option<&[usize]>,
-    weight: &[f32],
-    spec: &ModelSpec,
-    normed: Parts<'_, f32>,
-    rows: usize,
-    quants: QuantView<'_>,
-) {
-    let (hidden, eps) = (weight.len(), spec.norm_eps);
+/// Rows to normalise and quantise.
+pub(super) struct Normalization<'a> {
+    pub(super) x: Parts<'a, f32>,
+    /// Row `i` comes from row `from[i]` of `x`, or from row `i`.
+    pub(super) from: Option<&'a [usize]>,
+    pub(super) weight: &'a [f32],
+    pub(super) eps: f32,
+    /// `[rows][hidden]`
+    pub(super) normed: Parts<'a, f32>,
+    pub(super) quants: QuantView<'a>,
+    pub(super) rows: usize,
+}
+
+/// `normed = rms_norm(x)`, also quantised.
+pub(super) fn normalize(pool: &mut Pool, kernels: &Kernels, job: &Normalization<'_>) {
+    let (weight, eps, hidden) = (job.weight, job.eps, job.weight.len());
     let threads = pool.threads();
     pool.run(&|thread| {
-        for row in share(rows, threads, thread) {
-            let source = from.map_or(row, |from| from[row]);
+        for row in share(job.rows, threads, thread) {
+            let source = job.from.map_or(row, |from| from[row]);
             // SAFETY: each row belongs to one thread, `x` is only read, and the kernels' needs
             // of lengths are theirs to check.
             unsafe {
-                let x = x.of(source * hidden..(source + 1) * hidden);
-                let out = normed.of_mut(row * hidden..(row + 1) * hidden);
+                let x = job.x.of(source * hidden..(source + 1) * hidden);
+                let out = job.normed.of_mut(row * hidden..(row + 1) * hidden);
                 (kernels.norm)(&mut Norm { x, weight, eps, out });
-                (kernels.quantize)(normed.of(row * hidden..(row + 1) * hidden), &quants, row);
+                let normed = job.normed.of(row * hidden..(row + 1) * hidden);
+                (kernels.quantize)(normed, &job.quants, row);
             }
         }
     });
