@@ -1,0 +1,287 @@
+//! One model's template, compiled, and its rendering within bounds.
+
+use std::fmt::Write as _;
+use std::io;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Serde, from_args};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde_json::Map;
+
+use super::shield::{Shield, allows_role};
+use super::{ChatMessage, ChatOptions, clock, json};
+use crate::TokenizerError;
+use crate::control::ControlTokens;
+
+/// Bytes of all messages and arguments of one request.
+const MAX_INPUT_BYTES: usize = 8 << 20;
+/// Bytes of one rendered conversation.
+const MAX_RENDERED_BYTES: usize = 8 << 20;
+/// Bytes of a template's source.
+const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+/// Instructions, plus one for every 64 bytes that a template makes: bounds time and memory.
+const MAX_FUEL: u64 = 4_000_000;
+/// Nested blocks, macros and loops.
+const MAX_DEPTH: usize = 150;
+
+const NAME: &str = "chat_template";
+/// Variables that are the server's.
+const RESERVED: [&str; 2] = ["messages", "add_generation_prompt"];
+/// Ends the last message where the answer is to go on; what a user writes never contains it.
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG";
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub(crate) struct ChatTemplate {
+    /// Or why the source does not parse.
+    environment: Result<Environment<'static>, String>,
+    bos_token: Option<String>,
+    eos_token: Option<String>,
+}
+
+/// A rendered conversation, in which no user's text can be taken for a control token.
+#[derive(Debug)]
+pub(crate) struct Rendered {
+    pub(crate) text: String,
+    mark: char,
+}
+
+impl Rendered {
+    /// `text` as its user wrote it.
+    pub(crate) fn uncover(&self, text: &str) -> String {
+        text.replace(self.mark, "")
+    }
+}
+
+impl ChatTemplate {
+    pub(crate) fn new(source: &str, bos_token: Option<String>, eos_token: Option<String>) -> Self {
+        let environment = compile(source).map_err(|error| error.to_string());
+        Self { environment, bos_token, eos_token }
+    }
+
+    /// # Errors
+    /// As [`Tokenizer::encode_chat`](crate::Tokenizer::encode_chat).
+    pub(crate) fn render(
+        &self,
+        messages: &[ChatMessage],
+        options: &ChatOptions,
+        control: &ControlTokens,
+    ) -> Result<Rendered, TokenizerError> {
+        check(messages, options, control)?;
+        let environment = self
+            .environment
+            .as_ref()
+            .map_err(|problem| TokenizerError::Template { problem: problem.clone() })?;
+        let extra = serde_json::Value::Object(options.extra.clone());
+        let extra_text = extra.to_string();
+        let too_large = TokenizerError::TooLarge {
+            what: "the text of all messages and arguments, in bytes",
+            limit: MAX_INPUT_BYTES as u64,
+        };
+        let texts = || messages.iter().flat_map(texts_of).chain([extra_text.as_str()]);
+        if texts().map(str::len).sum::<usize>() > MAX_INPUT_BYTES {
+            return Err(too_large);
+        }
+        let shield = Shield::new(control, texts()).ok_or(TokenizerError::Template {
+            problem: "the messages use every noncharacter from U+FDD0 to U+FDEF".into(),
+        })?;
+        let context = self.context(messages, options, &shield);
+        let mut text = render_bounded(environment, context)?;
+        if options.continue_final_message {
+            cut_at_tag(&mut text, &continue_tag(&shield))?;
+        }
+        Ok(Rendered { text, mark: shield.mark() })
+    }
+
+    fn context(
+        &self,
+        messages: &[ChatMessage],
+        options: &ChatOptions,
+        shield: &Shield<'_>,
+    ) -> Value {
+        let mut covered: Vec<ChatMessage> = messages
+            .iter()
+            .map(|message| ChatMessage {
+                role: shield.cover(&message.role),
+                content: shield.cover(&message.content),
+                name: message.name.as_deref().map(|name| shield.cover(name)),
+            })
+            .collect();
+        if options.continue_final_message
+            && let Some(last) = covered.last_mut()
+        {
+            last.content.push_str(&continue_tag(shield));
+        }
+        let mut variables: Map<String, serde_json::Value> = Map::new();
+        for name in ["tools", "documents"] {
+            variables.insert(name.into(), serde_json::Value::Null);
+        }
+        for (name, token) in [("bos_token", &self.bos_token), ("eos_token", &self.eos_token)] {
+            if let Some(token) = token {
+                variables.insert(name.into(), token.as_str().into());
+            }
+        }
+        variables.extend(shield.cover_map(&options.extra));
+        let context = Value::from(Serde(variables));
+        minijinja::context! {
+            messages => Value::from(Serde(covered)),
+            add_generation_prompt => options.add_generation_prompt,
+            ..context
+        }
+    }
+}
+
+/// The rules that need no template.
+fn check(
+    messages: &[ChatMessage],
+    options: &ChatOptions,
+    control: &ControlTokens,
+) -> Result<(), TokenizerError> {
+    let bad = |field, problem: String| Err(TokenizerError::BadOption { field, problem });
+    if let Some(message) = messages.iter().find(|message| !allows_role(control, &message.role)) {
+        return Err(TokenizerError::BadRole { role: message.role.clone() });
+    }
+    if options.continue_final_message {
+        let field = "continue_final_message";
+        if options.add_generation_prompt {
+            return bad(field, "cannot be combined with add_generation_prompt".into());
+        }
+        if messages.is_empty() {
+            return bad(field, "there is no message to continue".into());
+        }
+    }
+    match RESERVED.iter().find(|name| options.extra.contains_key(**name)) {
+        Some(name) => bad("chat_template_kwargs", format!("`{name}` cannot be set here")),
+        None => Ok(()),
+    }
+}
+
+fn texts_of(message: &ChatMessage) -> impl Iterator<Item = &str> {
+    [&message.role, &message.content].into_iter().chain(&message.name).map(String::as_str)
+}
+
+/// The tag cannot be a user's: it holds the mark.
+fn continue_tag(shield: &Shield<'_>) -> String {
+    format!("{0}{CONTINUE_TAG}{0} ", shield.mark())
+}
+
+/// Ends `text` where the tag is. The tag ends in a space: if the template has trimmed that, it
+/// has trimmed the message, and so the text before the tag is trimmed too.
+fn cut_at_tag(text: &mut String, tag: &str) -> Result<(), TokenizerError> {
+    let at = text.rfind(tag.trim_end()).ok_or_else(|| TokenizerError::BadOption {
+        field: "continue_final_message",
+        problem: "the chat template does not show the last message as it is".into(),
+    })?;
+    let is_trimmed = !text[at..].starts_with(tag);
+    text.truncate(at);
+    if is_trimmed {
+        text.truncate(text.trim_end().len());
+    }
+    Ok(())
+}
+
+fn compile(source: &str) -> Result<Environment<'static>, Error> {
+    if source.len() > MAX_TEMPLATE_BYTES {
+        let limit = format!("the template is larger than {MAX_TEMPLATE_BYTES} bytes");
+        return Err(Error::new(ErrorKind::SyntaxError, limit));
+    }
+    let mut environment = Environment::new();
+    // As transformers sets up Jinja.
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+    environment.set_syntax(syntax);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_fuel(Some(MAX_FUEL));
+    environment.set_recursion_limit(MAX_DEPTH);
+    environment.set_unknown_method_callback(python_method);
+    environment.add_filter("tojson", json::tojson);
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment.add_function("strftime_now", |format: String| {
+        clock::strftime(&format, clock::now_s())
+            .map_err(|problem| Error::new(ErrorKind::InvalidOperation, problem))
+    });
+    environment.add_template_owned(NAME, source.to_owned())?;
+    Ok(environment)
+}
+
+fn render_bounded(environment: &Environment<'_>, context: Value) -> Result<String, TokenizerError> {
+    let mut out = BoundedOutput { bytes: Vec::new(), is_full: false };
+    let rendered = environment
+        .get_template(NAME)
+        .and_then(|template| template.render_captured_to(context, &mut out).map(drop));
+    match rendered {
+        Ok(()) => Ok(String::from_utf8_lossy(&out.bytes).into_owned()),
+        Err(_) if out.is_full => Err(TokenizerError::TooLarge {
+            what: "the rendered conversation, in bytes",
+            limit: MAX_RENDERED_BYTES as u64,
+        }),
+        Err(error) if error.kind() == ErrorKind::OutOfFuel => Err(TokenizerError::TooLarge {
+            what: "the work of the chat template, in steps",
+            limit: MAX_FUEL,
+        }),
+        Err(error) => Err(TokenizerError::Template { problem: error.to_string() }),
+    }
+}
+
+/// The output of a template, up to a bound.
+struct BoundedOutput {
+    bytes: Vec<u8>,
+    is_full: bool,
+}
+
+impl io::Write for BoundedOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > MAX_RENDERED_BYTES {
+            self.is_full = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Python's methods of strings, lists and dictionaries.
+fn python_method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    match (method, value.as_str()) {
+        ("join", Some(separator)) => join(state, separator, args),
+        _ => unknown_method_callback(state, value, method, args),
+    }
+}
+
+/// `separator.join(items)`, which pays for each item before it copies it: a list may hold one
+/// long string a million times.
+fn join(state: &State<'_, '_>, separator: &str, args: &[Value]) -> Result<Value, Error> {
+    let (items,): (Value,) = from_args(args)?;
+    let mut joined = MeteredText { state, text: String::new() };
+    for (index, item) in items.try_iter()?.enumerate() {
+        let separator = if index > 0 { separator } else { "" };
+        if write!(joined, "{separator}{item}").is_err() {
+            return Err(Error::from(ErrorKind::OutOfFuel));
+        }
+    }
+    Ok(Value::from(joined.text))
+}
+
+struct MeteredText<'s, 'e, 't> {
+    state: &'s State<'e, 't>,
+    text: String,
+}
+
+impl std::fmt::Write for MeteredText<'_, '_, '_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.state.consume_fuel(1 + text.len() as u64 / 64).map_err(|_| std::fmt::Error)?;
+        self.text.push_str(text);
+        Ok(())
+    }
+}
