@@ -6,7 +6,12 @@ use tracing_subscriber::fmt::format::FmtSpan;
 /// Starts logging: level from `BATON_LOG` (default `info`), `BATON_LOG_FORMAT=json` for machines.
 /// A second call in one process changes nothing.
 pub fn init() {
-    let filter = EnvFilter::try_from_env("BATON_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    init_at("info");
+}
+
+/// As [`init`], with another default level.
+pub fn init_at(level: &str) {
+    let filter = EnvFilter::try_from_env("BATON_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

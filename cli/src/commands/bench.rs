@@ -1,0 +1,89 @@
+//! `baton bench`: how fast an engine is on this machine.
+
+use std::time::Duration;
+
+use baton_engine::bench::{BenchPlan, BenchReport, measure};
+use baton_engine::cpu::{CpuBackend, CpuConfig};
+use baton_model_files::ModelFile;
+use indicatif::ProgressBar;
+
+use crate::{model_source, print};
+
+/// Measures speed.
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    Engine(Flags),
+}
+
+/// Tokens per second of prefill and decode, without sampling, scheduler or network.
+///
+/// Example: baton bench engine --model models/SmolLM2-135M-Instruct.Q4_1.gguf --threads 2
+/// --prefill 512,2048 --batch 1,8,32 --context 128 --json
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Flags {
+    /// A GGUF file, a model folder, or hf:org/name.
+    #[arg(long, value_name = "PATH|hf:org/name")]
+    model: String,
+    /// Threads that compute; 0: one for each core.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    threads: usize,
+    /// Lengths of prompts.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,2048")]
+    prefill: Vec<usize>,
+    /// Sequences that decode together.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,32")]
+    batch: Vec<usize>,
+    /// Tokens that each has before it decodes.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    context: usize,
+    /// Measurements of each case; the median counts.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    repeats: usize,
+    /// Print {"prefill": […], "decode": […]}.
+    #[arg(long)]
+    json: bool,
+}
+
+pub async fn run(flags: Flags) -> anyhow::Result<()> {
+    let model = model_source::find(&flags.model).await?;
+    let json = flags.json;
+    let report = tokio::task::spawn_blocking(move || run_blocking(&flags, &model)).await??;
+    if json {
+        return print::json(&report);
+    }
+    for case in &report.prefill {
+        print::line(&format!("prefill {:>5} tokens  {:>9.1} t/s", case.tokens, case.tokens_per_s))?;
+    }
+    for case in &report.decode {
+        print::line(&format!(
+            "decode  batch {:>3} at {:>5}  {:>9.1} t/s",
+            case.batch, case.context, case.tokens_per_s
+        ))?;
+    }
+    Ok(())
+}
+
+fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchReport> {
+    let progress = ProgressBar::new_spinner().with_message("loading the model");
+    progress.enable_steady_tick(Duration::from_millis(100));
+    let file = ModelFile::open(model)?;
+    let plan = BenchPlan {
+        prefill_tokens: flags.prefill.clone(),
+        batches: flags.batch.clone(),
+        context_tokens: flags.context,
+        repeats: flags.repeats.max(1),
+    };
+    let defaults = CpuConfig::default();
+    let config = CpuConfig {
+        threads: if flags.threads == 0 { defaults.threads } else { flags.threads },
+        kv_blocks: plan.kv_tokens(defaults.block_tokens).div_ceil(defaults.block_tokens) + 1,
+        max_logit_rows: defaults.max_logit_rows.max(flags.batch.iter().copied().max().unwrap_or(1)),
+        ..defaults
+    };
+    let mut backend = CpuBackend::new(&file, config)?;
+    progress.set_message("measuring");
+    let report = measure(&mut backend, &plan)?;
+    progress.finish_and_clear();
+    Ok(report)
+}

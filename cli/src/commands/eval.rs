@@ -1,0 +1,83 @@
+//! `baton eval`: what a model file is worth on this engine.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use baton_engine::cpu::{CpuBackend, CpuConfig};
+use baton_engine::eval::perplexity;
+use baton_model_files::ModelFile;
+use baton_tokenizer::Tokenizer;
+use indicatif::ProgressBar;
+use serde_json::json;
+
+use crate::{model_source, print};
+
+/// Measures the quality of a model file.
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    Perplexity(Flags),
+}
+
+/// Perplexity of a model on a text: chunks of --context tokens, the second half of each scored.
+///
+/// Example: baton eval perplexity --model models/SmolLM2-135M-Instruct.Q4_1.gguf
+/// --text /usr/share/common-licenses/GPL-3 --context 512 --json
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Flags {
+    /// A GGUF file, a model folder, or hf:org/name.
+    #[arg(long, value_name = "PATH|hf:org/name")]
+    model: String,
+    /// UTF-8 text.
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+    /// Tokens of one chunk; even.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    context: usize,
+    /// Threads that compute; 0: one for each core.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    threads: usize,
+    /// Print {"perplexity": …, "tokens": …}.
+    #[arg(long)]
+    json: bool,
+}
+
+pub async fn run(flags: Flags) -> anyhow::Result<()> {
+    let model = model_source::find(&flags.model).await?;
+    tokio::task::spawn_blocking(move || run_blocking(&flags, &model)).await?
+}
+
+fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<()> {
+    let progress = ProgressBar::new_spinner().with_message("loading the model");
+    progress.enable_steady_tick(std::time::Duration::from_millis(100));
+    let text = std::fs::read_to_string(&flags.text)
+        .with_context(|| format!("{} cannot be read as UTF-8 text", flags.text.display()))?;
+    let file = ModelFile::open(model)?;
+    let tokenizer = Tokenizer::from_artifacts(file.artifacts())?;
+    let tokens = tokenizer.encode(&text);
+    let defaults = CpuConfig::default();
+    let config = CpuConfig {
+        threads: if flags.threads == 0 { defaults.threads } else { flags.threads },
+        kv_blocks: flags.context.div_ceil(defaults.block_tokens) + 1,
+        ..defaults
+    };
+    let mut backend = CpuBackend::new(&file, config)?;
+    progress.set_message(format!("scoring {} tokens", tokens.len()));
+    let artifacts = file.artifacts();
+    let bos = artifacts.bos_id.filter(|_| artifacts.add_bos);
+    let score = perplexity(&mut backend, &tokens, flags.context, bos)?;
+    progress.finish_and_clear();
+    if flags.json {
+        return print::json(&json!({
+            "perplexity": score.perplexity,
+            "tokens": tokens.len(),
+            "scored_tokens": score.scored_tokens,
+        }));
+    }
+    print::line(&format!(
+        "perplexity {:.4} over {} of {} tokens",
+        score.perplexity,
+        score.scored_tokens,
+        tokens.len()
+    ))
+}

@@ -1,0 +1,94 @@
+//! `baton status`: nodes, load, KV use.
+
+use std::time::Duration;
+
+use baton_client::{ClusterStatus, Node};
+use serde_json::{Value, json};
+
+use super::EndpointFlags;
+use crate::print;
+
+/// Shows the nodes that a router knows, their load and their KV use.
+///
+/// Example: baton status --watch
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Flags {
+    #[command(flatten)]
+    endpoint: EndpointFlags,
+    /// Show it again every second until Ctrl-C.
+    #[arg(long)]
+    watch: bool,
+    /// Print one JSON object (with --watch, one on each line).
+    #[arg(long)]
+    json: bool,
+}
+
+pub async fn run(flags: Flags) -> anyhow::Result<()> {
+    let client = flags.endpoint.connect()?;
+    loop {
+        let status = client.status().await?;
+        if flags.json {
+            print::json(&to_json(&status))?;
+        } else {
+            // Home, and clear what is below.
+            let clear = if flags.watch { "\x1b[H\x1b[J" } else { "" };
+            print::piece(&format!("{clear}{}", to_table(&status)))?;
+        }
+        if !flags.watch {
+            return Ok(());
+        }
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            _ = tokio::signal::ctrl_c() => return Ok(()),
+        }
+    }
+}
+
+fn to_json(status: &ClusterStatus) -> Value {
+    let node = |node: &Node| {
+        json!({
+            "id": node.id, "role": node.role, "address": node.address, "model": node.model,
+            "state": node.state, "running": node.running, "waiting": node.waiting,
+            "waiting_tokens": node.waiting_tokens, "kv_blocks_used": node.kv_blocks_used,
+            "kv_blocks_total": node.kv_blocks_total, "incarnation": node.incarnation,
+            "report_age_ms": node.report_age_ms,
+        })
+    };
+    json!({
+        "nodes": status.nodes.iter().map(node).collect::<Vec<_>>(),
+        "queued_requests": status.queued_requests,
+        "running_requests": status.running_requests,
+        "membership_stale": status.membership_stale,
+    })
+}
+
+fn to_table(status: &ClusterStatus) -> String {
+    let mut table = format!(
+        "{:<8} {:<12} {:>8} {:>8} {:>8} {:>7}  {}\n",
+        "ROLE", "STATE", "RUNNING", "WAITING", "KV USED", "SEEN", "NODE"
+    );
+    for node in &status.nodes {
+        let used = f64::from(node.kv_blocks_used) / f64::from(node.kv_blocks_total.max(1));
+        let seen = match node.report_age_ms {
+            u64::MAX => "never".into(),
+            ms => format!("{:.1}s", ms as f64 / 1e3),
+        };
+        table.push_str(&format!(
+            "{:<8} {:<12} {:>8} {:>8} {:>7.1}% {:>7}  {}\n",
+            node.role,
+            node.state,
+            node.running,
+            node.waiting,
+            used * 100.0,
+            seen,
+            node.id
+        ));
+    }
+    let stale = if status.membership_stale { "; membership is STALE" } else { "" };
+    table.push_str(&format!(
+        "{} requests run, {} wait{stale}\n",
+        status.running_requests, status.queued_requests
+    ));
+    table
+}

@@ -1,0 +1,167 @@
+//! `baton up`: router, prefill node and decode node in one process, over real loopback gRPC.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use baton_decode_node::DecodeNode;
+use baton_engine_host::NodeConfig;
+use baton_prefill_node::PrefillNode;
+use baton_registry::{MemoryRegistry, Registry};
+use baton_router::{RouterApp, RouterConfig};
+use baton_runtime::logs;
+use baton_runtime::shutdown::Shutdown;
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::{model_source, print};
+
+/// Starts a router, a prefill node and a decode node on this machine.
+///
+/// Example: baton up --model models/SmolLM2-135M-Instruct.Q4_1.gguf
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Flags {
+    /// A GGUF file, a model folder, or hf:org/name.
+    #[arg(long, value_name = "PATH|hf:org/name", env = "MODEL")]
+    model: String,
+    /// The OpenAI API listens here.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    http: SocketAddr,
+    /// The gRPC API listens here.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:50051")]
+    grpc: SocketAddr,
+    /// Threads that compute, shared out to the two nodes; 0: all cores.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    threads: usize,
+    /// Memory for the KV pool of each node.
+    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    kv_pool_mib: usize,
+    /// Prompts up to so many tokens are prefilled at the decode node; 0: none, so that every
+    /// prompt is handed over.
+    #[arg(long, value_name = "N", default_value_t = RouterConfig::default().local_prefill_max_tokens)]
+    local_prefill_max_tokens: usize,
+    /// Print the ready block as one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// After Ctrl-C, how long running requests may go on.
+const GRACE: Duration = Duration::from_secs(30);
+
+pub async fn run(flags: Flags) -> anyhow::Result<()> {
+    // The ready block shall stand out.
+    logs::init_at("warn");
+    let shutdown = Shutdown::new();
+    shutdown.on_signals(GRACE)?;
+    let model = model_source::find(&flags.model).await?;
+    let registry: Arc<dyn Registry> = Arc::new(MemoryRegistry::new([]));
+    // The router first: a port that is taken shows before the model is loaded.
+    let router_config = RouterConfig {
+        http: flags.http,
+        grpc: flags.grpc,
+        local_prefill_max_tokens: flags.local_prefill_max_tokens,
+        ..RouterConfig::default()
+    };
+    let router = RouterApp::build(router_config, Some(registry.clone()), &shutdown).await?;
+    let (prefill_threads, decode_threads) = split(flags.threads);
+    let config = |threads| node_config(&flags, &model, threads);
+    let (prefill, decode) = tokio::try_join!(
+        PrefillNode::build(config(prefill_threads), Some(registry.clone())),
+        DecodeNode::build(config(decode_threads), Some(registry.clone())),
+    )
+    .context("a node could not be started")?;
+    let ready = ReadyBlock {
+        model: model.display().to_string(),
+        http: router.http_address(),
+        grpc: router.grpc_address(),
+        prefill: prefill.grpc_address(),
+        decode: decode.grpc_address(),
+    };
+    let health = router.health();
+    let mut parts: JoinSet<anyhow::Result<()>> = JoinSet::new();
+    let (one, two, three) = (shutdown.clone(), shutdown.clone(), shutdown.clone());
+    parts.spawn(async move { Ok(router.serve(one).await?) });
+    parts.spawn(async move { Ok(prefill.serve(two).await?) });
+    parts.spawn(async move { Ok(decode.serve(three).await?) });
+    let is_ready = async {
+        while !health.is_ready() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        ready_in_time = tokio::time::timeout(READY_WITHIN, is_ready) => {
+            ready_in_time.context("the nodes did not become ready in time")?;
+            ready.print(flags.json).await?;
+        }
+        () = shutdown.drain.cancelled() => {}
+    }
+    while let Some(ended) = parts.join_next().await {
+        // One part's end ends the others.
+        shutdown.drain.cancel();
+        ended??;
+    }
+    Ok(())
+}
+
+/// Threads for prefill and decode: the cores, halved, since both run at once.
+fn split(threads: usize) -> (usize, usize) {
+    let all = match threads {
+        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        some => some,
+    };
+    let decode = (all / 2).max(1);
+    ((all - all / 2).max(1), decode)
+}
+
+fn node_config(flags: &Flags, model: &Path, threads: usize) -> NodeConfig {
+    NodeConfig {
+        model: model.to_path_buf(),
+        threads,
+        kv_pool_mib: flags.kv_pool_mib,
+        drain_grace_ms: GRACE.as_millis() as u64,
+        ..NodeConfig::on_ports(0, 0)
+    }
+}
+
+struct ReadyBlock {
+    model: String,
+    http: SocketAddr,
+    grpc: SocketAddr,
+    prefill: SocketAddr,
+    decode: SocketAddr,
+}
+
+impl ReadyBlock {
+    async fn print(&self, as_json: bool) -> anyhow::Result<()> {
+        let Self { model, http, grpc, prefill, decode } = self;
+        let endpoint = baton_client::Client::connect(
+            &format!("http://{grpc}"),
+            baton_client::ClientOptions::default(),
+        )?;
+        let models = endpoint.list_models().await?;
+        let name = models.first().map_or("", |model| model.id.as_str());
+        if as_json {
+            return print::json(&json!({
+                "model": name, "file": model, "http": format!("http://{http}"),
+                "grpc": format!("http://{grpc}"), "prefill": prefill.to_string(),
+                "decode": decode.to_string(),
+            }));
+        }
+        let body = json!({
+            "model": name,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "max_tokens": 64,
+        });
+        print::line(&format!(
+            "\nBaton is ready.\n\n  model       {name} ({model})\n  OpenAI API  http://{http}/v1\n  \
+             gRPC API    http://{grpc}\n  nodes       prefill {prefill}, decode {decode}\n\nTry:\n\n  \
+             curl http://{http}/v1/chat/completions -H 'content-type: application/json' -d \
+             '{body}'\n\nor `baton chat`. Ctrl-C drains and stops.\n"
+        ))
+    }
+}

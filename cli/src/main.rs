@@ -1,0 +1,42 @@
+//! `baton`: runs a cluster on one machine, talks to one anywhere, and measures engines.
+
+mod commands;
+mod model_source;
+mod print;
+
+use clap::{Parser, Subcommand};
+use commands::{bench, chat, eval, generate, status, up};
+
+/// Serves large language models with prefill and decode apart.
+///
+/// Example: baton up --model models/SmolLM2-135M-Instruct.Q4_1.gguf
+#[derive(Debug, Parser)]
+#[command(name = "baton", version, verbatim_doc_comment)]
+struct Flags {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Up(up::Flags),
+    Chat(chat::Flags),
+    Generate(generate::Flags),
+    Status(status::Flags),
+    #[command(subcommand)]
+    Eval(eval::Command),
+    #[command(subcommand)]
+    Bench(bench::Command),
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    match Flags::parse().command {
+        Command::Up(flags) => up::run(flags).await,
+        Command::Chat(flags) => chat::run(flags).await,
+        Command::Generate(flags) => generate::run(flags).await,
+        Command::Status(flags) => status::run(flags).await,
+        Command::Eval(eval::Command::Perplexity(flags)) => eval::run(flags).await,
+        Command::Bench(bench::Command::Engine(flags)) => bench::run(flags).await,
+    }
+}
