@@ -60,8 +60,9 @@ impl TextDecoder {
             text.push_str(chunk.valid());
             certain += chunk.valid().len();
             let invalid = chunk.invalid();
-            if invalid.is_empty() || is_start_of_char(invalid) {
-                break; // only the last chunk can be either
+            let is_last = certain + invalid.len() == self.pending.len();
+            if is_last && (invalid.is_empty() || is_start_of_char(invalid)) {
+                break;
             }
             text.push(char::REPLACEMENT_CHARACTER);
             certain += invalid.len();

@@ -43,7 +43,7 @@ pub(super) fn read(
     let mut user_defined = Vec::new();
     for ((id, text), kind) in (0..).zip(&vocab.tokens).zip(&types) {
         match kind {
-            TokenType::Control => {
+            TokenType::Control | TokenType::Unknown => {
                 pieces.set_literal(id, text, true);
                 control.push(ControlToken::plain(id, text.clone()));
             }
@@ -89,7 +89,7 @@ fn token_types(vocab: &GgufVocab, artifacts: &ModelArtifacts) -> Vec<TokenType> 
 /// GPT-2's kind: bytes as characters, merges given.
 fn byte_level(vocab: &GgufVocab, types: &[TokenType]) -> Result<HfTokenizer, TokenizerError> {
     let pre = PreTokenizer::named(vocab.pre.as_deref())?;
-    let ids = encodable(vocab, types);
+    let ids = vocab_of(vocab, types, &[TokenType::Normal, TokenType::UserDefined]);
     let mut merges = Vec::with_capacity(vocab.merges.len());
     for merge in &vocab.merges {
         let (left, right) = merge.split_once(' ').ok_or_else(|| TokenizerError::BadVocabulary {
@@ -123,7 +123,9 @@ fn sentence_piece(vocab: &GgufVocab, types: &[TokenType]) -> Result<HfTokenizer,
     if let Some((text, _)) = vocab.tokens.iter().zip(types).find(is_unknown) {
         builder = builder.unk_token(text.clone());
     }
-    let mut tokenizer = build(builder.vocab_and_merges(encodable(vocab, types), merges))?;
+    let kept = [TokenType::Normal, TokenType::UserDefined, TokenType::Byte, TokenType::Unknown];
+    let ids = vocab_of(vocab, types, &kept);
+    let mut tokenizer = build(builder.vocab_and_merges(ids, merges))?;
     let mut steps: Vec<NormalizerWrapper> = Vec::new();
     if vocab.add_space_prefix.unwrap_or(true) {
         steps.push(Prepend::new("▁".to_owned()).into());
@@ -133,12 +135,12 @@ fn sentence_piece(vocab: &GgufVocab, types: &[TokenType]) -> Result<HfTokenizer,
     Ok(tokenizer)
 }
 
-/// What text may become: everything but control and unused tokens.
-fn encodable(vocab: &GgufVocab, types: &[TokenType]) -> Vocab {
+/// The tokens of the types `kept`, with their ids.
+fn vocab_of(vocab: &GgufVocab, types: &[TokenType], kept: &[TokenType]) -> Vocab {
     (0..)
         .zip(&vocab.tokens)
         .zip(types)
-        .filter(|(_, kind)| !matches!(kind, TokenType::Control | TokenType::Unused))
+        .filter(|(_, kind)| kept.contains(kind))
         .map(|((id, text), _): ((TokenId, &String), _)| (text.clone(), id))
         .collect()
 }
