@@ -19,7 +19,7 @@ use futures::Stream;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
-use crate::answer::{AnswerEvent, AnswerStream};
+use crate::answer::AnswerEvent;
 use crate::catalog::Model;
 use crate::cluster::Node;
 use crate::gateway::{Gateway, Prepared, SamplingWishes, Wishes};

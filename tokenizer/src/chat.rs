@@ -42,3 +42,6 @@ impl Default for ChatOptions {
         Self { add_generation_prompt: true, continue_final_message: false, extra: Map::new() }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,6 @@
 
 use baton_client::{ChatRequest, Client, Event};
 use serde_json::json;
-use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 
 use super::EndpointFlags;
 use crate::print;
@@ -36,9 +35,8 @@ pub struct Flags {
 pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let connection = EndpointFlags { endpoint: flags.endpoint.endpoint.clone(), ca: flags.endpoint.ca.clone() };
     let client = connection.connect()?;
-    let mut lines = BufReader::new(tokio::io::stdin()).lines();
     let mut history: Vec<(String, String)> = Vec::new();
-    while let Some(line) = read_line(&mut lines, flags.json).await? {
+    while let Some(line) = read_line(flags.json).await? {
         match line.trim() {
             "" => continue,
             "/reset" => {
@@ -59,14 +57,11 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn read_line(
-    lines: &mut Lines<BufReader<Stdin>>,
-    as_json: bool,
-) -> anyhow::Result<Option<String>> {
+async fn read_line(as_json: bool) -> anyhow::Result<Option<String>> {
     if !as_json {
         print::piece("> ")?;
     }
-    Ok(lines.next_line().await?)
+    tokio::task::spawn_blocking(|| Ok(std::io::stdin().lines().next().transpose()?)).await?
 }
 
 async fn answer(

