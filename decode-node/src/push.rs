@@ -51,15 +51,8 @@ async fn serve_push(
             Err(_) => std::future::pending().await,
         }
     };
-    let outcome = receive::drive(
-        &mut driven.receiver,
-        first,
-        stream,
-        &placer,
-        sessions.clock,
-        fence,
-    )
-    .await;
+    let outcome =
+        receive::drive(&mut driven.receiver, first, stream, &placer, sessions.clock, fence).await;
     metrics.observe(&before, driven.receiver.counters(), &outcome);
     let committed = outcome == ReceiverOutcome::Committed;
     match &outcome {

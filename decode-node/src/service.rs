@@ -31,9 +31,8 @@ impl DecodeService {
         let node = &self.sessions.node;
         node.check_admission()?;
         node.check_model(&wire.fingerprint, &wire.numerics)?;
-        let request = wire.request.ok_or_else(|| {
-            Error::invalid("request", "request is missing")
-        })?;
+        let request =
+            wire.request.ok_or_else(|| Error::invalid("request", "request is missing"))?;
         let reserved = self
             .sessions
             .reserve(Reservation {
@@ -127,8 +126,6 @@ fn to_wire(event: EngineEvent) -> Result<(Event, bool), Error> {
             Ok((Event::Finished(finished), true))
         }
         EngineEvent::Failed(error) => Err(error),
-        EngineEvent::Prefilled(_) => {
-            Err(Error::internal("a decode node hands no prompt on"))
-        }
+        EngineEvent::Prefilled(_) => Err(Error::internal("a decode node hands no prompt on")),
     }
 }

@@ -17,9 +17,7 @@ use baton_kv_transfer::grant::{Grant, GrantMinter};
 use baton_kv_transfer::receiver::{Receiver, ReceiverConfig};
 use baton_kv_transfer::timing::Timing;
 use baton_runtime::random;
-use baton_types::{
-    Epoch, Error, ErrorCode, GenerateRequest, Incarnation, RequestId, TransferId,
-};
+use baton_types::{Epoch, Error, ErrorCode, GenerateRequest, Incarnation, RequestId, TransferId};
 use tokio::sync::{mpsc, oneshot};
 
 /// How long a new grant waits for the older transfer to let go of the blocks.

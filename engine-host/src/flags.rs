@@ -44,10 +44,8 @@ impl NodeFlags {
             ("model", self.model.map(|path| path.to_string_lossy().into_owned().into())),
             ("threads", self.threads.map(Value::from)),
         ];
-        let flags: Map<String, Value> = given
-            .into_iter()
-            .filter_map(|(key, value)| Some((key.to_string(), value?)))
-            .collect();
+        let flags: Map<String, Value> =
+            given.into_iter().filter_map(|(key, value)| Some((key.to_string(), value?))).collect();
         let config = config::load(defaults, self.config.as_deref(), flags)?;
         config.check().map_err(ConfigError::Invalid)?;
         Ok(config)

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use baton_engine::Isa;
 use baton_engine::backend::Backend;
 use baton_engine::core::{Engine, EngineConfig};
 use baton_engine::cpu::{CpuBackend, CpuConfig, CpuError};
-use baton_engine::Isa;
 use baton_engine::thread::{CommandError, EngineHandle, EngineThread};
 use baton_model_files::{ModelFile, ModelFileError};
 use baton_types::{Error, KvLayout, ModelFingerprint, ModelSpec, NumericsVersion};
@@ -22,9 +22,7 @@ pub enum HostError {
     Model(#[from] ModelFileError),
     #[error(transparent)]
     Backend(#[from] CpuError),
-    #[error(
-        "a KV pool of {pool_mib} MiB holds no block of {block_bytes} bytes; raise kv_pool_mib"
-    )]
+    #[error("a KV pool of {pool_mib} MiB holds no block of {block_bytes} bytes; raise kv_pool_mib")]
     PoolTooSmall { pool_mib: usize, block_bytes: usize },
     #[error("the tokenizer's data cannot be written as JSON: {0}")]
     Artifacts(#[from] serde_json::Error),

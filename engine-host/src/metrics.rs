@@ -68,12 +68,12 @@ impl EngineMetrics {
         node: &str,
     ) -> Result<Self, prometheus::Error> {
         let labels = [model.spec.name.clone(), node.to_string()];
-        let info = gauge(registry, "vllm:cache_config_info", "Shape of the KV pool.", &[
-            "model_name",
-            "engine",
-            "block_size",
-            "num_gpu_blocks",
-        ])?;
+        let info = gauge(
+            registry,
+            "vllm:cache_config_info",
+            "Shape of the KV pool.",
+            &["model_name", "engine", "block_size", "num_gpu_blocks"],
+        )?;
         let (size, blocks) = (model.layout.block_tokens.to_string(), model.kv_blocks.to_string());
         info.with_label_values(&[&labels[0], &labels[1], &size, &blocks]).set(1.0);
         Ok(Self {
@@ -101,11 +101,9 @@ impl EngineMetrics {
         set(&gauges.reserved, status.reserved as f64);
         set(&gauges.prefill_speed, load.speed.prefill_tokens_per_s);
         set(&gauges.decode_step, load.speed.decode_step_ms / 1e3);
-        for (state, blocks) in [
-            ("used", pool.used_blocks),
-            ("cached", pool.cached_blocks),
-            ("free", pool.free_blocks),
-        ] {
+        for (state, blocks) in
+            [("used", pool.used_blocks), ("cached", pool.cached_blocks), ("free", pool.free_blocks)]
+        {
             let labels = [labels[0], labels[1], state];
             gauges.kv_blocks.with_label_values(&labels).set(blocks as f64);
         }
@@ -167,12 +165,7 @@ impl Gauges {
                 "KV blocks by state.",
                 &["model_name", "engine", "state"],
             )?,
-            reserved: gauge(
-                r,
-                "baton_kv_grants",
-                "Reservations that wait for their KV.",
-                &LABELS,
-            )?,
+            reserved: gauge(r, "baton_kv_grants", "Reservations that wait for their KV.", &LABELS)?,
             prefill_speed: gauge(
                 r,
                 "baton_engine_prefill_tokens_per_second",

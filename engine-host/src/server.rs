@@ -76,11 +76,8 @@ impl NodeServer {
         let (host, engine) = EngineHost::load(&config).await?;
         health.set_started();
         let bound = grpc.local_addr().unwrap_or(config.grpc);
-        let address = if config.advertise.is_empty() {
-            bound.to_string()
-        } else {
-            config.advertise.clone()
-        };
+        let address =
+            if config.advertise.is_empty() { bound.to_string() } else { config.advertise.clone() };
         let id = if config.id.is_empty() {
             NodeId::new(format!("{}-{address}", role.as_str()))
         } else {
@@ -88,8 +85,7 @@ impl NodeServer {
         };
         let engine_metrics = EngineMetrics::new(&metrics, host.model(), id.as_str())?;
         let feed = StatusFeed::start(host.clone(), engine_metrics);
-        let membership =
-            join(&config, &id, role, address, host.model(), registry).await?;
+        let membership = join(&config, &id, role, address, host.model(), registry).await?;
         let service = NodeService::new(host, feed, id, role, membership.incarnation());
         Ok(Self { service, metrics, health, config, grpc, http, membership, engine })
     }

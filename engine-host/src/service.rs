@@ -154,7 +154,8 @@ impl Node for NodeService {
             loop {
                 match ticks.recv().await {
                     Ok(tick) => {
-                        let news = tick.reset || !tick.stored.is_empty() || !tick.removed.is_empty();
+                        let news =
+                            tick.reset || !tick.stored.is_empty() || !tick.removed.is_empty();
                         let busy = tick.load.status.running + tick.load.status.waiting > 0;
                         if news || busy || sent.elapsed() >= STATUS_EVERY {
                             sent = Instant::now();

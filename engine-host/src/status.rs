@@ -66,7 +66,10 @@ impl StatusFeed {
                 let look = host
                     .ask(|thread| {
                         let status = thread.engine.status();
-                        (NodeLoad { status, speed: thread.speed }, thread.engine.drain_block_events())
+                        (
+                            NodeLoad { status, speed: thread.speed },
+                            thread.engine.drain_block_events(),
+                        )
                     })
                     .await;
                 let Ok((load, events)) = look else { return };

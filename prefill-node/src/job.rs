@@ -62,8 +62,8 @@ impl Jobs {
         let request =
             wire.request.ok_or_else(|| Error::invalid("request", "request is missing"))?;
         let request = GenerateRequest::try_from(request)?;
-        let grant = Grant::read(&wire.grant)
-            .map_err(|error| Error::invalid("grant", error.to_string()))?;
+        let grant =
+            Grant::read(&wire.grant).map_err(|error| Error::invalid("grant", error.to_string()))?;
         check_grant(&grant, &request)?;
         let model = self.node.host.model();
         let identity = SenderIdentity {

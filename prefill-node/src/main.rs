@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use baton_prefill_node::PrefillNode;
 use baton_engine_host::{NodeConfig, NodeFlags};
+use baton_prefill_node::PrefillNode;
 use baton_runtime::{logs, shutdown::Shutdown};
 use clap::Parser;
 

@@ -73,7 +73,7 @@ impl Etcd {
     }
 
     async fn client(&self) -> etcd_client::Client {
-        etcd_client::Client::connect(&self.config().endpoints, None).await.unwrap()
+        etcd_client::Client::connect(&self.config().endpoints, None).await.expect("etcd answers")
     }
 }
 

@@ -20,10 +20,17 @@ use crate::metrics::{Outcome, RouterMetrics};
 #[derive(Debug)]
 pub enum AnswerEvent {
     /// A token, and the text that has become certain with it.
-    Token { token: TokenOutput, text: String },
+    Token {
+        token: TokenOutput,
+        text: String,
+    },
     PromptLogprobs(Vec<TokenLogprobs>),
     /// The choice has ended; `text` was held back and belongs to it.
-    Finished { choice: u16, reason: FinishReason, text: String },
+    Finished {
+        choice: u16,
+        reason: FinishReason,
+        text: String,
+    },
     Done(Box<Explain>),
     Failed(Error),
 }

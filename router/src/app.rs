@@ -93,14 +93,8 @@ impl RouterApp {
             budget: Arc::default(),
         };
         let admission = Admission::new(&config);
-        let gateway = Gateway {
-            catalog,
-            cluster,
-            admission,
-            dispatcher,
-            config,
-            metrics: router_metrics,
-        };
+        let gateway =
+            Gateway { catalog, cluster, admission, dispatcher, config, metrics: router_metrics };
         let (health, registration) = (Health::default(), Some(registration));
         Ok(Self { gateway, metrics, health, grpc, http, registration })
     }
@@ -229,8 +223,7 @@ fn static_member(node: &crate::config::StaticNode) -> Member {
 }
 
 fn own_member(config: &RouterConfig, address: String) -> Member {
-    let id =
-        if config.id.is_empty() { format!("router-{address}") } else { config.id.clone() };
+    let id = if config.id.is_empty() { format!("router-{address}") } else { config.id.clone() };
     Member {
         id: NodeId::new(id),
         role: Role::Router,

@@ -90,8 +90,8 @@ fn read(fingerprint: ModelFingerprint, wire: &ModelArtifactsResponse) -> Result<
         .map_err(|error| unreadable("model spec", &error))?;
     let artifacts: ModelArtifacts = serde_json::from_slice(&wire.artifacts_json)
         .map_err(|error| unreadable("tokenizer", &error))?;
-    let tokenizer = Tokenizer::from_artifacts(&artifacts)
-        .map_err(|error| unreadable("tokenizer", &error))?;
+    let tokenizer =
+        Tokenizer::from_artifacts(&artifacts).map_err(|error| unreadable("tokenizer", &error))?;
     let created = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());

@@ -94,7 +94,10 @@ impl RouterConfig {
         }
         for node in &self.nodes {
             if node.role == Role::Router {
-                wrong.push(format!("nodes: {} is a router; name prefill and decode nodes", node.address));
+                wrong.push(format!(
+                    "nodes: {} is a router; name prefill and decode nodes",
+                    node.address
+                ));
             }
             if let Err(error) = baton_runtime::grpc::endpoint(&node.address) {
                 wrong.push(format!("nodes: {error}"));

@@ -143,8 +143,9 @@ fn check_stops(stops: &[String]) -> Result<(), Error> {
 }
 
 fn count(field: &str, value: u32) -> Result<u16, Error> {
-    u16::try_from(value)
-        .map_err(|_| Error::invalid(field, format!("{value} is out of bounds: {field} is too large")))
+    u16::try_from(value).map_err(|_| {
+        Error::invalid(field, format!("{value} is out of bounds: {field} is too large"))
+    })
 }
 
 /// A day: longer is a mistake, and no clock overflows.

@@ -9,9 +9,9 @@ use baton_proto::v1::generate_event::Event;
 use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::{
     ChatRequest, ClusterStatus, DetokenizeRequest, DetokenizeResponse, Done, Finished,
-    GenerateEvent, GenerateRequest, GetClusterStatusRequest, ListModelsRequest,
-    ListModelsResponse, Logprobs, Model as WireModel, Node as WireNode, Output, PromptLogprobs,
-    Sampling, Stop, Token, TokenLogprob, TokenizeRequest, TokenizeResponse,
+    GenerateEvent, GenerateRequest, GetClusterStatusRequest, ListModelsRequest, ListModelsResponse,
+    Logprobs, Model as WireModel, Node as WireNode, Output, PromptLogprobs, Sampling, Stop, Token,
+    TokenLogprob, TokenizeRequest, TokenizeResponse,
 };
 use baton_tokenizer::{ChatMessage, ChatOptions, Tokenizer};
 use baton_types::{Error, ErrorCode, TokenId, TokenLogprobs, TokenOutput};
@@ -137,7 +137,9 @@ impl EventWriter {
     fn to_wire(&self, event: AnswerEvent) -> Result<(GenerateEvent, bool), Error> {
         let tokenizer = &self.model.tokenizer;
         let event = match event {
-            AnswerEvent::Token { token, text } => Event::Token(token_to_wire(tokenizer, token, text)),
+            AnswerEvent::Token { token, text } => {
+                Event::Token(token_to_wire(tokenizer, token, text))
+            }
             AnswerEvent::Finished { choice, reason, text } => Event::Finished(Finished {
                 choice: choice.into(),
                 reason: reason.as_str().into(),
@@ -175,13 +177,7 @@ impl EventWriter {
 fn token_to_wire(tokenizer: &Tokenizer, token: TokenOutput, text: String) -> Token {
     let logprobs =
         token.logprobs.as_ref().map(|one| logprobs_to_wire(tokenizer, Some(token.id), one));
-    Token {
-        choice: token.choice.into(),
-        index: token.index,
-        id: token.id,
-        text,
-        logprobs,
-    }
+    Token { choice: token.choice.into(), index: token.index, id: token.id, text, logprobs }
 }
 
 fn logprobs_to_wire(tokenizer: &Tokenizer, id: Option<TokenId>, all: &TokenLogprobs) -> Logprobs {
@@ -230,8 +226,7 @@ impl Baton for GrpcApi {
         request: Request<TokenizeRequest>,
     ) -> Result<Response<TokenizeResponse>, Status> {
         let request = request.into_inner();
-        let model =
-            self.gateway.catalog.find(&request.model).map_err(|error| to_status(&error))?;
+        let model = self.gateway.catalog.find(&request.model).map_err(|error| to_status(&error))?;
         let ids = model.tokenizer.encode_prompt(&request.text);
         Ok(Response::new(TokenizeResponse { ids }))
     }
@@ -241,8 +236,7 @@ impl Baton for GrpcApi {
         request: Request<DetokenizeRequest>,
     ) -> Result<Response<DetokenizeResponse>, Status> {
         let request = request.into_inner();
-        let model =
-            self.gateway.catalog.find(&request.model).map_err(|error| to_status(&error))?;
+        let model = self.gateway.catalog.find(&request.model).map_err(|error| to_status(&error))?;
         let vocab = model.limits.vocab;
         if let Some(id) = request.ids.iter().find(|&&id| id as usize >= vocab) {
             let message = format!("token id {id} is not in the model's vocabulary of {vocab}");

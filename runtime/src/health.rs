@@ -58,7 +58,9 @@ async fn render(State(metrics): State<Registry>) -> Response {
     let encoder = TextEncoder::new();
     let mut text = Vec::new();
     match encoder.encode(&metrics.gather(), &mut text) {
-        Ok(()) => ([(header::CONTENT_TYPE, encoder.format_type().to_string())], text).into_response(),
+        Ok(()) => {
+            ([(header::CONTENT_TYPE, encoder.format_type().to_string())], text).into_response()
+        }
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }

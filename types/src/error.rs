@@ -44,10 +44,7 @@ impl ErrorCode {
 
     /// Whether the same request may succeed when it is sent again, here or elsewhere.
     pub fn is_retryable(self) -> bool {
-        matches!(
-            self,
-            ErrorCode::ResourceExhausted | ErrorCode::Unavailable | ErrorCode::DataLoss
-        )
+        matches!(self, ErrorCode::ResourceExhausted | ErrorCode::Unavailable | ErrorCode::DataLoss)
     }
 
     /// The stable name in logs, metrics and JSON.

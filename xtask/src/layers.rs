@@ -32,8 +32,7 @@ pub fn check() -> anyhow::Result<Vec<String>> {
         if from == "xtask" || from == "tests" {
             continue;
         }
-        let (Some(&above), Some(&below)) =
-            (layer_of.get(from.as_str()), layer_of.get(to.as_str()))
+        let (Some(&above), Some(&below)) = (layer_of.get(from.as_str()), layer_of.get(to.as_str()))
         else {
             broken.push(format!("{from} → {to}: one of them stands in no layer (xtask/layers.rs)"));
             continue;

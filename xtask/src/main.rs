@@ -4,19 +4,28 @@ mod layers;
 mod names;
 mod sizes;
 
-use anyhow::bail;
+use std::process::ExitCode;
+
+use anyhow::{anyhow, bail};
 
 const USAGE: &str = "usage: cargo xtask tidy\n\n  Checks layering, sizes of files and functions, \
                      and banned names.\n\n  Example: cargo xtask tidy";
 
-fn main() -> anyhow::Result<()> {
-    match std::env::args().nth(1).as_deref() {
+fn main() -> ExitCode {
+    let result = match std::env::args().nth(1).as_deref() {
         Some("tidy") => tidy(),
         Some("--help" | "-h") => {
             println!("{USAGE}");
             Ok(())
         }
-        _ => bail!(USAGE),
+        _ => Err(anyhow!(USAGE)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
     }
 }
 

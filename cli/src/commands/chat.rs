@@ -33,7 +33,8 @@ pub struct Flags {
 }
 
 pub async fn run(flags: Flags) -> anyhow::Result<()> {
-    let connection = EndpointFlags { endpoint: flags.endpoint.endpoint.clone(), ca: flags.endpoint.ca.clone() };
+    let connection =
+        EndpointFlags { endpoint: flags.endpoint.endpoint.clone(), ca: flags.endpoint.ca.clone() };
     let client = connection.connect()?;
     let mut history: Vec<(String, String)> = Vec::new();
     while let Some(line) = read_line(flags.json).await? {
@@ -76,10 +77,8 @@ async fn answer(
     for (role, content) in history {
         request = request.message(role, content);
     }
-    request = request
-        .model(&flags.model)
-        .max_tokens(flags.max_tokens)
-        .temperature(flags.temperature);
+    request =
+        request.model(&flags.model).max_tokens(flags.max_tokens).temperature(flags.temperature);
     request.options.sampling.seed = flags.seed;
     let mut stream = client.chat(request).await?;
     let mut text = String::new();

@@ -13,7 +13,12 @@ use baton_client::{Client, ClientOptions, Tls};
 #[derive(Debug, clap::Args)]
 pub struct EndpointFlags {
     /// The router's gRPC API.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:50051", env = "BATON_ENDPOINT")]
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = "http://127.0.0.1:50051",
+        env = "BATON_ENDPOINT"
+    )]
     pub endpoint: String,
     /// Authority that signs the router's certificate, PEM; for https endpoints.
     #[arg(long, value_name = "FILE")]

@@ -154,8 +154,9 @@ impl ReadyBlock {
         }
         let body = json!({
             "model": name,
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "messages": [{"role": "user", "content": "What is gravity?"}],
             "max_tokens": 64,
+            "temperature": 0,
         });
         print::line(&format!(
             "\nBaton is ready.\n\n  model       {name} ({model})\n  OpenAI API  http://{http}/v1\n  \

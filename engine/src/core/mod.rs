@@ -359,8 +359,7 @@ impl Engine {
         now: Instant,
     ) -> Run {
         let (numerics, layout) = (self.backend.numerics(), self.backend.kv_layout());
-        let key =
-            HashKey::new(&self.fingerprint, numerics, layout.dtype, &request.tenant_salt);
+        let key = HashKey::new(&self.fingerprint, numerics, layout.dtype, &request.tenant_salt);
         Run::new(request, delivered, work, outbox, key, now)
     }
 
@@ -372,9 +371,10 @@ impl Engine {
     }
 
     fn number(&self, id: RequestId) -> Result<u64, Error> {
-        self.numbers.get(&id).copied().ok_or_else(|| {
-            Error::new(ErrorCode::NotFound, format!("request {id} is not here"))
-        })
+        self.numbers
+            .get(&id)
+            .copied()
+            .ok_or_else(|| Error::new(ErrorCode::NotFound, format!("request {id} is not here")))
     }
 
     fn run_mut(&mut self, id: RequestId) -> Result<&mut Run, Error> {
@@ -434,10 +434,7 @@ fn check_first_tokens(run: &Run, tokens: &[TokenOutput], digest: [u8; 32]) -> Re
     });
     let states: Vec<_> = after.collect();
     if sampler_digest(states.iter()) != digest {
-        return Err(Error::new(
-            ErrorCode::DataLoss,
-            "the sampler states of the two nodes differ",
-        ));
+        return Err(Error::new(ErrorCode::DataLoss, "the sampler states of the two nodes differ"));
     }
     Ok(())
 }

@@ -5,8 +5,7 @@ use std::time::Instant;
 
 use baton_kv_cache::{BlockTable, HashKey, prefix_hashes};
 use baton_types::{
-    BlockHash, Error, FinishReason, GenerateRequest, ModelSpec, TokenId, TokenLogprobs,
-    TokenOutput,
+    BlockHash, Error, FinishReason, GenerateRequest, ModelSpec, TokenId, TokenLogprobs, TokenOutput,
 };
 
 use crate::sampler::SamplerState;

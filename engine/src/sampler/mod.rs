@@ -45,9 +45,8 @@ impl SamplerState {
     /// after `tokens` of the choice's answer.
     pub fn replay(request: &GenerateRequest, choice: u16, tokens: &[TokenId]) -> Self {
         let s = &request.sampling;
-        let penalised = s.repetition_penalty != 1.0
-            || s.presence_penalty != 0.0
-            || s.frequency_penalty != 0.0;
+        let penalised =
+            s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0;
         let seen = penalised.then(|| request.prompt.iter().map(|&id| (id, 0)).collect());
         let mut state = Self { seed: s.seed, choice, drawn: 0, history: 0, seen };
         tokens.iter().for_each(|&id| state.push(id));

@@ -32,11 +32,7 @@ enum Lost {
 }
 
 impl LeaseKeeper {
-    pub fn new(
-        config: Arc<EtcdConfig>,
-        member: Member,
-        incarnation: CurrentIncarnation,
-    ) -> Self {
+    pub fn new(config: Arc<EtcdConfig>, member: Member, incarnation: CurrentIncarnation) -> Self {
         Self { config, member, incarnation }
     }
 

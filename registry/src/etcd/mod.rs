@@ -103,11 +103,8 @@ impl Drop for EtcdRegistry {
 impl Registry for EtcdRegistry {
     async fn register(&self, member: Member) -> Result<Registration, RegistryError> {
         let registration = Registration::new(member.incarnation);
-        let keeper = lease::LeaseKeeper::new(
-            self.config.clone(),
-            member,
-            registration.incarnation.clone(),
-        );
+        let keeper =
+            lease::LeaseKeeper::new(self.config.clone(), member, registration.incarnation.clone());
         let held = keeper.register().await?;
         registration.tasks.spawn(keeper.run(held, registration.leave.clone()));
         Ok(registration)

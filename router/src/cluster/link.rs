@@ -49,8 +49,8 @@ impl Link {
 
     /// Learns the model, then opens the status stream.
     async fn watch(&self) -> Result<Streaming<NodeStatus>, String> {
-        let mut client = NodeClient::new(self.node.channel())
-            .max_decoding_message_size(ARTIFACTS_MAX_BYTES);
+        let mut client =
+            NodeClient::new(self.node.channel()).max_decoding_message_size(ARTIFACTS_MAX_BYTES);
         let answer = timeout(CALL_TIMEOUT, client.get_model_artifacts(GetModelArtifactsRequest {}))
             .await
             .map_err(|_| "no answer in time".to_string())?

@@ -102,7 +102,8 @@ impl Cluster {
             }
             stays
         });
-        for member in members.values().filter(|member| member.role != baton_registry::Role::Router) {
+        for member in members.values().filter(|member| member.role != baton_registry::Role::Router)
+        {
             if nodes.contains_key(&member.id) {
                 continue;
             }

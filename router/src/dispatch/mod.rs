@@ -127,12 +127,8 @@ impl Dispatch {
         events: mpsc::Sender<RequestEvent>,
     ) -> Self {
         // All nodes of one numerics version hold their KV in bf16.
-        let key = HashKey::new(
-            &model.fingerprint,
-            &model.numerics,
-            KvDtype::Bf16,
-            &request.tenant_salt,
-        );
+        let key =
+            HashKey::new(&model.fingerprint, &model.numerics, KvDtype::Bf16, &request.tenant_salt);
         Self {
             hashes: prefix_hashes(&key, &request.prompt),
             sequencer: Sequencer::new(request.choices),

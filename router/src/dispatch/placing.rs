@@ -55,8 +55,9 @@ impl Dispatch {
                 Ok(placement) => return Ok(placement),
                 Err(error) => error,
             };
-            let may_wait = matches!(error.code, ErrorCode::ResourceExhausted | ErrorCode::Unavailable)
-                && error.retry_after_ms.is_some();
+            let may_wait =
+                matches!(error.code, ErrorCode::ResourceExhausted | ErrorCode::Unavailable)
+                    && error.retry_after_ms.is_some();
             if !may_wait || Instant::now() >= give_up {
                 return Err(if Instant::now() >= self.deadline {
                     self.deadline_error()

@@ -107,7 +107,9 @@ mod tests {
         /// Two nodes send the same answers at their own pace, with losses behind what the other
         /// has sent: the client gets each token once, in order.
         #[test]
-        fn interleaved_streams_give_each_token_once(picks in prop::collection::vec(any::<bool>(), 40)) {
+        fn interleaved_streams_give_each_token_once(
+            picks in prop::collection::vec(any::<bool>(), 40),
+        ) {
             let answer: Vec<TokenId> = (0..20).map(|at| at * 3).collect();
             let mut sequencer = Sequencer::new(1);
             let mut got = Vec::new();

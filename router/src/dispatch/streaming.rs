@@ -167,8 +167,7 @@ impl Dispatch {
             let name = next.as_ref().map(|view| view.node.member().id.to_string());
             self.trail.replaced_prefill(name, &error);
             let (decode, attempt) = (placement.plan.decode.clone(), placement.attempt);
-            let reserved =
-                self.reserve(&decode, next.as_ref(), &placement.request, attempt).await;
+            let reserved = self.reserve(&decode, next.as_ref(), &placement.request, attempt).await;
             let reserved = match reserved {
                 Ok(reserved) => reserved,
                 // Its KV arrived all the same: the tokens come.

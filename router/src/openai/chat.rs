@@ -13,11 +13,11 @@ use serde_json::{Map, Value, json};
 
 use super::body::Fields;
 use super::error::ApiError;
+use super::logprobs::chat_entry;
 use super::reply::{
     Chunks, Identity, event_stream, explain_json, usage_json, wants_explanation, with_request_id,
 };
 use super::wishes::{self, Delivery};
-use super::logprobs::chat_entry;
 use crate::answer::{AnswerEvent, AnswerStream};
 use crate::catalog::Model;
 use crate::dispatch::Explain;
@@ -75,7 +75,10 @@ async fn parse(
     fields.finish()?;
     if !model.tokenizer.has_chat_template() {
         let message = format!("model {name} has no chat template; use /v1/completions");
-        return Err(Error { field: Some("model".into()), ..Error::new(ErrorCode::Unsupported, message) });
+        return Err(Error {
+            field: Some("model".into()),
+            ..Error::new(ErrorCode::Unsupported, message)
+        });
     }
     // Templates are code, and prompts are long: not on the threads that serve.
     let rendering = model.clone();
@@ -154,10 +157,7 @@ fn one_message(at: usize, message: Value) -> Result<ChatMessage, Error> {
         message.iter().find(|(field, value)| *field != "refusal" && !value.is_null())
     {
         let what = format!("{field} is not supported in a message");
-        return Err(Error {
-            field: Some(path(field)),
-            ..Error::new(ErrorCode::Unsupported, what)
-        });
+        return Err(Error { field: Some(path(field)), ..Error::new(ErrorCode::Unsupported, what) });
     }
     Ok(ChatMessage { role, content, name })
 }
@@ -226,8 +226,8 @@ async fn collect(
 
 impl Collected {
     fn into_json(self, index: usize, delivery: Delivery) -> Value {
-        let logprobs = (!self.logprobs.is_empty())
-            .then(|| json!({"content": self.logprobs, "refusal": null}));
+        let logprobs =
+            (!self.logprobs.is_empty()).then(|| json!({"content": self.logprobs, "refusal": null}));
         let mut choice = json!({
             "index": index,
             "message": {"role": "assistant", "content": self.text, "refusal": null},

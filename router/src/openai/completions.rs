@@ -141,8 +141,7 @@ fn prompts(model: &Model, field: Value) -> Result<Vec<Vec<TokenId>>, Error> {
     if field.as_array().is_some_and(Vec::is_empty) {
         return Err(Error::invalid("prompt", "the list of prompts is empty"));
     }
-    let field =
-        serde_json::from_value(field).map_err(|_| Error::invalid("prompt", wrong))?;
+    let field = serde_json::from_value(field).map_err(|_| Error::invalid("prompt", wrong))?;
     let encode = |text: String| model.tokenizer.encode_prompt(&text);
     let prompts: Vec<_> = match field {
         PromptField::Text(text) => vec![encode(text)],

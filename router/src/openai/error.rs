@@ -43,8 +43,9 @@ impl IntoResponse for ApiError {
         // A feature that is not there is the caller's to leave out.
         let status = match self.0.code {
             ErrorCode::Unsupported => StatusCode::BAD_REQUEST,
-            code => StatusCode::from_u16(http_status(code))
-                .expect("the error map holds valid statuses"),
+            code => {
+                StatusCode::from_u16(http_status(code)).expect("the error map holds valid statuses")
+            }
         };
         let mut response = (status, Json(to_json(&self.0))).into_response();
         if let Some(ms) = self.0.retry_after_ms {
@@ -56,7 +57,8 @@ impl IntoResponse for ApiError {
 }
 
 pub(super) async fn unknown_route(method: Method, uri: Uri) -> ApiError {
-    let message = format!("there is no {method} {}; see docs/openai.md for what there is", uri.path());
+    let message =
+        format!("there is no {method} {}; see docs/openai.md for what there is", uri.path());
     ApiError(Error::new(ErrorCode::NotFound, message))
 }
 

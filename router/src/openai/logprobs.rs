@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 pub(super) fn chat_entry(tokenizer: &Tokenizer, token: &TokenOutput) -> Option<Value> {
     let logprobs = token.logprobs.as_ref()?;
     let mut entry = named(tokenizer, token.id, logprobs.logprob);
-    let top = logprobs.top.iter().map(|&(id, logprob)| Value::Object(named(tokenizer, id, logprob)));
+    let top =
+        logprobs.top.iter().map(|&(id, logprob)| Value::Object(named(tokenizer, id, logprob)));
     entry.insert("top_logprobs".into(), top.collect());
     Some(Value::Object(entry))
 }
@@ -48,9 +49,8 @@ impl CompletionLogprobs {
         self.tokens.push(text.into());
         self.token_logprobs.push(logprobs.map_or(Value::Null, |one| one.logprob.into()));
         let top = logprobs.map_or(Value::Null, |one| {
-            let entry = |&(id, logprob): &(TokenId, f32)| {
-                (tokenizer.token_text(id), Value::from(logprob))
-            };
+            let entry =
+                |&(id, logprob): &(TokenId, f32)| (tokenizer.token_text(id), Value::from(logprob));
             Value::Object(one.top.iter().map(entry).collect())
         });
         self.top_logprobs.push(top);

@@ -82,7 +82,10 @@ fn take_top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
     match fields.take::<i64>("top_k")? {
         None | Some(-1) => Ok(None),
         Some(k) => u32::try_from(k).map(Some).map_err(|_| {
-            Error::invalid("top_k", format!("{k} is out of bounds: -1 or 0 keep all, else 1 or more"))
+            Error::invalid(
+                "top_k",
+                format!("{k} is out of bounds: -1 or 0 keep all, else 1 or more"),
+            )
         }),
     }
 }
@@ -92,9 +95,7 @@ fn take_bias(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, Error> {
     bias.into_iter()
         .map(|(id, bias)| match id.parse() {
             Ok(id) => Ok((id, bias)),
-            Err(_) => {
-                Err(Error::invalid("logit_bias", format!("the key {id:?} is no token id")))
-            }
+            Err(_) => Err(Error::invalid("logit_bias", format!("the key {id:?} is no token id"))),
         })
         .collect()
 }

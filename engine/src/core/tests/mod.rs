@@ -75,12 +75,7 @@ fn request(id: u8, prompt: Vec<TokenId>, max_tokens: u32, choices: u16) -> Gener
         id: RequestId([id; 16]),
         prompt,
         sampling: SamplingParams { seed: u64::from(id), ..SamplingParams::default() },
-        stop: StopParams {
-            max_tokens,
-            min_tokens: 0,
-            stop_token_ids: vec![],
-            ignore_eos: false,
-        },
+        stop: StopParams { max_tokens, min_tokens: 0, stop_token_ids: vec![], ignore_eos: false },
         choices,
         logprobs: None,
         prompt_logprobs: None,
@@ -262,9 +257,7 @@ fn hand_over(source: &mut Engine, target: &mut Engine, request: &GenerateRequest
         target.place(request.id, usize::from(span.layer), first, count, &span.payload).unwrap();
     }
     let prefilled = first.prefilled.unwrap();
-    target
-        .activate(request.id, &prefilled.first_tokens, prefilled.sampler_digest, now)
-        .unwrap();
+    target.activate(request.id, &prefilled.first_tokens, prefilled.sampler_digest, now).unwrap();
     run_dry(target);
     let outcome = inbox.outcome(usize::from(request.choices));
     for (own, other) in first.tokens.iter().zip(&outcome.tokens) {
