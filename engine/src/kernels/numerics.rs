@@ -49,6 +49,27 @@ pub fn exp(x: f32) -> f32 {
     exp2(x * std::f32::consts::LOG2_E)
 }
 
+/// `e^x` for `x <= 0`, to about 2 ulp, without fused arithmetic: whole vocabularies go through it
+/// in the sampler, in code that is compiled for every machine, where a fused operation would be a
+/// call. 2^n · p(f) with the Taylor polynomial of 2^f on [-1/2, 1/2].
+pub fn exp_unfused(x: f32) -> f32 {
+    if x < -87.0 {
+        return 0.0;
+    }
+    let scaled = x * std::f32::consts::LOG2_E;
+    // Adding and taking away 1.5 · 2^23 rounds to a whole number, ties to even.
+    let whole = (scaled + 12_582_912.0) - 12_582_912.0;
+    let f = scaled - whole;
+    let p = 1.540_353e-4;
+    let p = p * f + 1.333_355_8e-3;
+    let p = p * f + 9.618_13e-3;
+    let p = p * f + 5.550_411e-2;
+    let p = p * f + 2.402_265e-1;
+    let p = p * f + std::f32::consts::LN_2;
+    let p = p * f + 1.0;
+    p * f32::from_bits(((whole as i32 + 127) << 23) as u32)
+}
+
 /// Natural logarithm.
 pub fn ln(x: f64) -> f64 {
     libm::log(x)

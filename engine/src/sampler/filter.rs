@@ -7,6 +7,8 @@ use std::cmp::Ordering;
 
 use baton_types::{SamplingParams, TokenId};
 
+use crate::kernels::numerics::exp_unfused;
+
 /// How many candidates top-p sorts at first; most distributions need fewer.
 const NUCLEUS_FIRST: usize = 256;
 
@@ -37,7 +39,7 @@ pub(super) fn draw(
     candidates.clear();
     candidates.extend(logits.iter().enumerate().map(|(id, &logit)| Candidate {
         id: id as TokenId,
-        weight: weight((logit - peak) * inverse),
+        weight: exp_unfused((logit - peak) * inverse),
     }));
     let top_k = params.top_k as usize;
     if top_k > 0 && top_k < candidates.len() {
@@ -51,25 +53,6 @@ pub(super) fn draw(
         candidates.retain(|candidate| candidate.weight >= params.min_p);
     }
     pick(candidates, uniform)
-}
-
-/// e^x for x <= 0, to about 2 ulp, by additions and multiplications alone: 2^n · p(f) with the
-/// Taylor polynomial of 2^f on [-1/2, 1/2].
-pub(super) fn weight(x: f32) -> f32 {
-    if x < -87.0 {
-        return 0.0;
-    }
-    let scaled = x * std::f32::consts::LOG2_E;
-    let whole = (scaled + 12_582_912.0) - 12_582_912.0;
-    let f = scaled - whole;
-    let p = 1.540_353e-4;
-    let p = p * f + 1.333_355_8e-3;
-    let p = p * f + 9.618_13e-3;
-    let p = p * f + 5.550_411e-2;
-    let p = p * f + 2.402_265e-1;
-    let p = p * f + std::f32::consts::LN_2;
-    let p = p * f + 1.0;
-    p * f32::from_bits(((whole as i32 + 127) << 23) as u32)
 }
 
 /// Keeps the fewest candidates whose weights reach `share` of the sum.

@@ -2,14 +2,14 @@
 
 use baton_types::{TokenId, TokenLogprobs};
 
-use super::filter::weight;
+use crate::kernels::numerics::{exp_unfused, ln};
 
 /// Log-probability of `id` under `logits[vocab]`, and of the `top` likeliest, before any sampling
 /// parameter.
 pub fn token_logprobs(logits: &[f32], id: TokenId, top: usize) -> TokenLogprobs {
     let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&x| f64::from(weight(x - peak))).sum();
-    let log_sum = f64::from(peak) + libm::log(sum);
+    let sum: f64 = logits.iter().map(|&x| f64::from(exp_unfused(x - peak))).sum();
+    let log_sum = f64::from(peak) + ln(sum);
     let logprob = |id: TokenId| (f64::from(logits[id as usize]) - log_sum) as f32;
     let mut ids: Vec<TokenId> = (0..logits.len() as TokenId).collect();
     let likelier = |a: &TokenId, b: &TokenId| {
