@@ -1,0 +1,115 @@
+//! One process of ours or of etcd: started with its output in a file, and never left behind.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use crate::wait;
+
+const TAIL_LINES: usize = 25;
+
+/// A signal that tests send.
+#[derive(Clone, Copy, Debug)]
+pub enum Signal {
+    Terminate,
+    Kill,
+    Stop,
+    Continue,
+}
+
+/// A running process. Dropped, it is killed; in a test that fails, the end of its log is printed.
+/// It stays in the test's own process group, so that Ctrl-C ends both.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    log: PathBuf,
+    child: Child,
+}
+
+impl Process {
+    /// Starts a process whose output goes to `folder/name.log`, behind what is there.
+    ///
+    /// # Panics
+    /// Where it cannot be started.
+    pub fn start(name: &str, folder: &Path, command: &mut Command) -> Self {
+        let log = folder.join(format!("{name}.log"));
+        let open = || {
+            let file = std::fs::OpenOptions::new().create(true).append(true).open(&log);
+            Stdio::from(file.expect("the test's folder can be written to"))
+        };
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(open())
+            .stderr(open())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{name} cannot be started: {error}"));
+        Self { name: name.into(), log, child }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// # Panics
+    /// Where the signal cannot be sent.
+    pub fn signal(&self, signal: Signal) {
+        let name = match signal {
+            Signal::Terminate => "TERM",
+            Signal::Kill => "KILL",
+            Signal::Stop => "STOP",
+            Signal::Continue => "CONT",
+        };
+        let id = self.child.id();
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {id}")]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "{} got no SIG{name}", self.name);
+    }
+
+    /// `kill -9`, and waits until the process is gone.
+    ///
+    /// # Panics
+    /// Where it is not gone.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("the process is ours");
+        self.child.wait().expect("the process is ours");
+    }
+
+    /// Waits for the process's own end.
+    ///
+    /// # Panics
+    /// Where it does not end within `within`.
+    pub async fn exit(&mut self, within: Duration) -> ExitStatus {
+        let what = format!("the end of {}", self.name);
+        wait::until(within, &what, || {
+            let ended = self.child.try_wait();
+            async move {
+                ended.map_err(|error| error.to_string())?.ok_or_else(|| "it runs".to_string())
+            }
+        })
+        .await
+    }
+
+    /// Everything that the process has written.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended, and a stopped process is killed all the same.
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            eprintln!("--- {} ({} lines)", self.name, lines.len());
+            for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
+                eprintln!("{line}");
+            }
+        }
+    }
+}
