@@ -2,6 +2,8 @@
 
 mod clock;
 mod json;
+mod python;
+mod sandbox;
 mod shield;
 mod template;
 

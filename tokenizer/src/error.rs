@@ -25,6 +25,9 @@ pub enum TokenizerError {
     /// A bound on time or memory was reached.
     #[error("the conversation is too large: {what} exceeds {limit}")]
     TooLarge { what: &'static str, limit: u64 },
+    /// The system gives no thread to render on.
+    #[error("no thread for the chat template: {source}")]
+    NoThread { source: std::io::Error },
     /// A role that would let the template spell a control token.
     #[error("role `{role}` is not allowed")]
     BadRole { role: String },
@@ -48,6 +51,7 @@ impl From<TokenizerError> for Error {
             TokenizerError::Template { .. }
             | TokenizerError::TooLarge { .. }
             | TokenizerError::BadRole { .. } => Error::invalid("messages", message),
+            TokenizerError::NoThread { .. } => Error::unavailable(message),
             TokenizerError::BadOption { field, .. } => Error::invalid(field, message),
         }
     }

@@ -99,7 +99,7 @@ fn days_before(year: u64) -> u64 {
 
 fn month_days(year: u64, month: u64) -> u64 {
     match month {
-        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+        2 if days_before(year + 1) - days_before(year) == 366 => 29,
         2 => 28,
         4 | 6 | 9 | 11 => 30,
         _ => 31,

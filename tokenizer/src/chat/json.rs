@@ -50,6 +50,9 @@ pub(super) fn tojson(
 }
 
 fn invalid(error: serde_json::Error) -> Error {
+    if error.is_io() {
+        return Error::from(ErrorKind::OutOfFuel);
+    }
     Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}"))
 }
 

@@ -1,16 +1,22 @@
 //! One model's template, compiled, and its rendering within bounds.
+//!
+//! Templates come with the model, never with a request. One that was written to do harm is
+//! stopped by its size, its fuel, its depth or the deadline; what the engine lets through is a
+//! template that doubles a list by `+` more than 32 times, or joins nested copies of a list by
+//! `~`: its caller is answered at the deadline, but its thread goes on and takes memory.
 
-use std::fmt::Write as _;
 use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Serde, from_args};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use serde_json::Map;
 
+use super::sandbox::{Sandbox, SandboxError};
 use super::shield::{Shield, allows_role};
-use super::{ChatMessage, ChatOptions, clock, json};
+use super::{ChatMessage, ChatOptions, python};
 use crate::TokenizerError;
 use crate::control::ControlTokens;
 
@@ -19,11 +25,14 @@ const MAX_INPUT_BYTES: usize = 8 << 20;
 /// Bytes of one rendered conversation.
 const MAX_RENDERED_BYTES: usize = 8 << 20;
 /// Bytes of a template's source.
-const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+const MAX_TEMPLATE_BYTES: usize = 128 << 10;
 /// Instructions, plus one for every 64 bytes that a template makes: bounds time and memory.
 const MAX_FUEL: u64 = 4_000_000;
 /// Nested blocks, macros and loops.
 const MAX_DEPTH: usize = 150;
+
+/// For one rendering; some thirty times what the fuel lasts.
+const MAX_TIME: Duration = Duration::from_secs(10);
 
 const NAME: &str = "chat_template";
 /// Variables that are the server's.
@@ -35,7 +44,8 @@ const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG";
 #[derive(Debug)]
 pub(crate) struct ChatTemplate {
     /// Or why the source does not parse.
-    environment: Result<Environment<'static>, String>,
+    environment: Result<Arc<Environment<'static>>, String>,
+    sandbox: Sandbox,
     bos_token: Option<String>,
     eos_token: Option<String>,
 }
@@ -56,8 +66,13 @@ impl Rendered {
 
 impl ChatTemplate {
     pub(crate) fn new(source: &str, bos_token: Option<String>, eos_token: Option<String>) -> Self {
-        let environment = compile(source).map_err(|error| error.to_string());
-        Self { environment, bos_token, eos_token }
+        let sandbox = Sandbox::new(MAX_TIME);
+        let owned = source.to_owned();
+        let environment = match sandbox.run(move || compile(&owned).map_err(|e| e.to_string())) {
+            Ok(compiled) => compiled.map(Arc::new),
+            Err(error) => Err(TokenizerError::from(error).to_string()),
+        };
+        Self { environment, sandbox, bos_token, eos_token }
     }
 
     /// # Errors
@@ -87,7 +102,8 @@ impl ChatTemplate {
             problem: "the messages use every noncharacter from U+FDD0 to U+FDEF".into(),
         })?;
         let context = self.context(messages, options, &shield);
-        let mut text = render_bounded(environment, context)?;
+        let environment = Arc::clone(environment);
+        let mut text = self.sandbox.run(move || render_bounded(&environment, context))??;
         if options.continue_final_message {
             cut_at_tag(&mut text, &continue_tag(&shield))?;
         }
@@ -193,15 +209,7 @@ fn compile(source: &str) -> Result<Environment<'static>, Error> {
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(MAX_FUEL));
     environment.set_recursion_limit(MAX_DEPTH);
-    environment.set_unknown_method_callback(python_method);
-    environment.add_filter("tojson", json::tojson);
-    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message))
-    });
-    environment.add_function("strftime_now", |format: String| {
-        clock::strftime(&format, clock::now_s())
-            .map_err(|problem| Error::new(ErrorKind::InvalidOperation, problem))
-    });
+    python::install(&mut environment);
     environment.add_template_owned(NAME, without_generation_tags(source))?;
     Ok(environment)
 }
@@ -253,6 +261,21 @@ fn render_bounded(environment: &Environment<'_>, context: Value) -> Result<Strin
     }
 }
 
+impl From<SandboxError> for TokenizerError {
+    fn from(error: SandboxError) -> Self {
+        match error {
+            SandboxError::Overdue => TokenizerError::TooLarge {
+                what: "the time of the chat template, in ms",
+                limit: u64::try_from(MAX_TIME.as_millis()).unwrap_or(u64::MAX),
+            },
+            SandboxError::Panicked => {
+                TokenizerError::Template { problem: "the template engine failed".into() }
+            }
+            SandboxError::NoThread(source) => TokenizerError::NoThread { source },
+        }
+    }
+}
+
 /// The output of a template, up to a bound.
 struct BoundedOutput {
     bytes: Vec<u8>,
@@ -270,46 +293,6 @@ impl io::Write for BoundedOutput {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Python's methods of strings, lists and dictionaries.
-fn python_method(
-    state: &mut State<'_, '_>,
-    value: &Value,
-    method: &str,
-    args: &[Value],
-) -> Result<Value, Error> {
-    match (method, value.as_str()) {
-        ("join", Some(separator)) => join(state, separator, args),
-        _ => unknown_method_callback(state, value, method, args),
-    }
-}
-
-/// `separator.join(items)`, which pays for each item before it copies it: a list may hold one
-/// long string a million times.
-fn join(state: &State<'_, '_>, separator: &str, args: &[Value]) -> Result<Value, Error> {
-    let (items,): (Value,) = from_args(args)?;
-    let mut joined = MeteredText { state, text: String::new() };
-    for (index, item) in items.try_iter()?.enumerate() {
-        let separator = if index > 0 { separator } else { "" };
-        if write!(joined, "{separator}{item}").is_err() {
-            return Err(Error::from(ErrorKind::OutOfFuel));
-        }
-    }
-    Ok(Value::from(joined.text))
-}
-
-struct MeteredText<'s, 'e, 't> {
-    state: &'s State<'e, 't>,
-    text: String,
-}
-
-impl std::fmt::Write for MeteredText<'_, '_, '_> {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        self.state.consume_fuel(1 + text.len() as u64 / 64).map_err(|_| std::fmt::Error)?;
-        self.text.push_str(text);
         Ok(())
     }
 }

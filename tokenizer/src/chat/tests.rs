@@ -125,8 +125,8 @@ fn what_templates_use_of_python() {
             r#"{"a":"<\u00e9\ud83d\ude00>"}"#,
         ),
         (
-            "{% set ns = namespace(n=0) %}{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}\
-          {% set ns.n = i %}{% endfor %}{{ ns.n }}",
+            "{% set ns = namespace(n=0) %}{% for i in range(9) %}\
+             {% if i == 3 %}{% break %}{% endif %}{% set ns.n = i %}{% endfor %}{{ ns.n }}",
             "2",
         ),
         ("{% macro f(x) %}[{{ x }}]{% endmacro %}{{ f(1) }}", "[1]"),
@@ -181,68 +181,84 @@ fn the_last_message_goes_on() {
     ));
 }
 
+/// Templates that would run for ever or take all memory.
+const HOSTILE: &[&str] = &[
+    "{% for i in range(1000000000) %}x{% endfor %}",
+    "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}\
+     {% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}\
+     {% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
+     {% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
+     {% endfor %}{{ ns.x | tojson }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
+     {% endfor %}{{ ns.x == ns.x + [1] }}{{ ','.join(ns.x) }}",
+    "{{ 'x' * 9000000000 }}",
+    "{% for i in range(100) %}{{ 'x' * 1000000 }}{% endfor %}",
+    "{{ ['x' * 1000000] * 1000000 }}",
+    "{{ (['x' * 1000000] * 1000000) | join }}",
+    "{{ ''.join(['x' * 1000000] * 1000000) }}",
+    "{{ (['x' * 1000000] * 1000000) | tojson }}",
+    "{{ (['x' * 1000000] * 1000000) | string }}",
+    "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
+    "{{ ('x' * 1000000) | replace('x', 'y' * 1000000) }}",
+    "{{ 'a' | indent(1000000000) }}",
+    "{{ '%999999999d' | format(1) }}",
+    "{{ '%999999999s' % 1 }}",
+    "{{ '{:>999999999}'.format(1) }}",
+    "{{ 10 ** 10000 ** 10000 }}",
+    "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+    "{% macro f(x) %}{{ f(x ~ x) }}{{ f(x) }}{% endmacro %}{{ f('abc') }}",
+    "{% for a in [[1]] recursive %}{{ loop([a]) }}{% endfor %}",
+    "{% include 'chat_template' %}",
+    "{% extends 'chat_template' %}",
+    "{% import 'chat_template' as t %}",
+];
+
 #[test]
 fn templates_are_bounded_in_time_and_memory() {
-    let nested = format!("{}{}", "{% if true %}".repeat(3000), "{% endif %}".repeat(3000));
-    let parentheses = format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000));
-    let list = format!("{{{{ {}{} }}}}", "[".repeat(10_000), "]".repeat(10_000));
-    let chain = format!("{{{{ x{} }}}}", ".a".repeat(100_000));
-    let minus = format!("{{{{ {}1 }}}}", "-".repeat(100_000));
-    let not = format!("{{{{ {}1 }}}}", "not ".repeat(100_000));
-    let sum = format!("{{{{ {}1 }}}}", "1 + ".repeat(100_000));
-    for source in [
-        "{% for i in range(1000000000) %}x{% endfor %}",
-        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}\
-         {% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}\
-         {% endfor %}{{ ns.x }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}\
-         {% endfor %}{{ ns.x | length }}{{ ns.x | tojson }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
-         {% endfor %}{{ ns.x }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
-         {% endfor %}{{ ns.x | tojson }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
-         {% endfor %}{{ ns.x ~ 'a' }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
-         {% endfor %}{{ ns.x == ns.x + [1] }}{{ ','.join(ns.x) }}",
-        "{{ 'x' * 9000000000 }}",
-        "{% for i in range(100) %}{{ 'x' * 1000000 }}{% endfor %}",
-        "{{ ['x' * 1000000] * 1000000 }}",
-        "{{ (['x' * 1000000] * 1000000) | join }}",
-        "{{ ''.join(['x' * 1000000] * 1000000) }}",
-        "{{ (['x' * 1000000] * 1000000) | tojson }}",
-        "{{ (['x' * 1000000] * 1000000) | string }}",
-        "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
-        "{{ ('x' * 1000000) | replace('x', 'y' * 1000000) }}",
-        "{{ 'a' | indent(1000000000) }}",
-        "{{ '%999999999d' | format(1) }}",
-        "{{ '%999999999s' % 1 }}",
-        "{{ '{:>999999999}'.format(1) }}",
-        "{{ 10 ** 10000 ** 10000 }}",
-        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
-        "{% macro f(x) %}{{ f(x ~ x) }}{{ f(x) }}{% endmacro %}{{ f('abc') }}",
-        "{% for a in [[1]] recursive %}{{ loop([a]) }}{% endfor %}",
-        "{% include 'chat_template' %}",
-        "{% extends 'chat_template' %}",
-        "{% import 'chat_template' as t %}",
-        nested.as_str(),
-        parentheses.as_str(),
-        list.as_str(),
-        minus.as_str(),
-        not.as_str(),
-        chain.as_str(),
-        sum.as_str(),
-    ] {
-        let shown: String = source.chars().take(200).collect();
+    for source in HOSTILE {
         let start = Instant::now();
-        let text = render(source, "x");
+        let error = render(source, "x").unwrap_err();
+        let is_told = matches!(
+            error,
+            TokenizerError::TooLarge { what, .. } if !what.contains("time")
+        ) || matches!(error, TokenizerError::Template { .. });
+        assert!(is_told, "{source}: {error}");
         let took = start.elapsed();
-        assert!(took < Duration::from_secs(10), "{shown} took {took:?}");
-        assert!(text.is_ok_and(|text| text.len() < 1000) || true, "{shown}");
-        eprintln!("{took:?} {shown}");
+        assert!(took < Duration::from_secs(8), "{source} took {took:?}");
     }
+}
+
+#[test]
+fn deep_templates_do_not_overflow_the_stack() {
+    let deep_value = "{% set ns = namespace(x=[1]) %}{% for i in range(100000) %}\
+        {% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson | length }} {{ ns.x | length }}";
+    assert_eq!(render(deep_value, "x").unwrap(), "200003 1");
+    for (before, middle, after) in [
+        ("{% if true %}", "", "{% endif %}"),
+        ("{{ (", "1", ") }}"),
+        ("(", "{{", ")"),
+        ("[", "1", "]"),
+        ("{1:", "1", "}"),
+        ("-", "1", ""),
+        ("not ", "1", ""),
+        ("1 + ", "1", ""),
+        ("", "x", ".a"),
+        ("", "x", "|e"),
+        ("", "x", "()"),
+        ("", "1", " if 1 else 1"),
+    ] {
+        let count = (120 << 10) / (before.len() + after.len());
+        let code = format!("{}{middle}{}", before.repeat(count), after.repeat(count));
+        // Refused or rendered: what counts is that the process lives.
+        let _ = render(&format!("{{{{ {code} }}}}"), "x");
+        let _ = render(&code, "x");
+    }
+    let too_long = render(&"x".repeat((128 << 10) + 1), "x");
+    assert!(matches!(too_long, Err(TokenizerError::Template { .. })));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! From the vocabulary of a GGUF file.
 
+use std::collections::HashSet;
+
 use baton_types::{GgufVocab, ModelArtifacts, TokenId};
 use tokenizers::models::bpe::{BPE, BpeBuilder, Vocab};
 use tokenizers::normalizers::{Prepend, Replace, Sequence};
@@ -90,13 +92,15 @@ fn token_types(vocab: &GgufVocab, artifacts: &ModelArtifacts) -> Vec<TokenType> 
 fn byte_level(vocab: &GgufVocab, types: &[TokenType]) -> Result<HfTokenizer, TokenizerError> {
     let pre = PreTokenizer::named(vocab.pre.as_deref())?;
     let ids = vocab_of(vocab, types, &[TokenType::Normal, TokenType::UserDefined]);
+    let taken_out: HashSet<&str> =
+        vocab.tokens.iter().map(String::as_str).filter(|text| !ids.contains_key(*text)).collect();
     let mut merges = Vec::with_capacity(vocab.merges.len());
     for merge in &vocab.merges {
         let (left, right) = merge.split_once(' ').ok_or_else(|| TokenizerError::BadVocabulary {
             problem: format!("merge `{merge}` has no space"),
         })?;
-        // A merge of control tokens could never apply: text does not contain them.
-        if ids.contains_key(left) && ids.contains_key(right) {
+        // No merge makes or needs a control token.
+        if ![left, right, &format!("{left}{right}")].iter().any(|text| taken_out.contains(text)) {
             merges.push((left.to_owned(), right.to_owned()));
         }
     }

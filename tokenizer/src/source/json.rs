@@ -1,5 +1,7 @@
 //! From the text of a `tokenizer.json`.
 
+use std::collections::HashSet;
+
 use baton_types::{ModelArtifacts, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -120,19 +122,29 @@ fn without_control(text: &str, control: &[ControlToken]) -> Result<HfTokenizer, 
     let mut definition: Map<String, Value> = serde_json::from_str(text).map_err(unsupported)?;
     // The template of the post-processor names control tokens; nothing here runs it.
     definition.insert("post_processor".into(), Value::Null);
+    let mut kept = Vec::new();
     if let Some(added) = definition.get_mut("added_tokens").and_then(Value::as_array_mut) {
         added.retain(|token| {
             let id = token.get("id").and_then(Value::as_u64);
             control.iter().all(|control| Some(u64::from(control.id)) != id)
         });
+        kept.clone_from(added);
     }
     if let Some(model) = definition.get_mut("model").and_then(Value::as_object_mut) {
         let unknown = model.get("unk_token").and_then(Value::as_str).map(str::to_owned);
-        let is_control = |text: &str| {
-            unknown.as_deref() != Some(text) && control.iter().any(|token| token.text == text)
-        };
+        let mut texts: HashSet<&str> = control.iter().map(|token| token.text.as_str()).collect();
+        if let Some(unknown) = &unknown {
+            texts.remove(unknown.as_str()); // BPE falls back on it
+        }
+        let is_control = |text: &str| texts.contains(text);
         if let Some(vocab) = model.get_mut("vocab").and_then(Value::as_object_mut) {
             vocab.retain(|text, _| !is_control(text));
+            // The library numbers added tokens anew unless the vocabulary has them.
+            for token in &kept {
+                if let (Some(text), Some(id)) = (token["content"].as_str(), token.get("id")) {
+                    vocab.entry(text).or_insert_with(|| id.clone());
+                }
+            }
         }
         if let Some(merges) = model.get_mut("merges").and_then(Value::as_array_mut) {
             merges.retain(|merge| !merge_parts(merge).iter().any(|part| is_control(part)));

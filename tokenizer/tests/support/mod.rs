@@ -1,5 +1,8 @@
 //! The models and golden files that the tests share.
 
+#![allow(dead_code, reason = "each test binary uses what it needs")]
+#![allow(clippy::unwrap_used, reason = "only tests call this")]
+
 use std::path::Path;
 
 use baton_model_files::ModelFile;
@@ -22,25 +25,21 @@ pub fn smollm2() -> Option<ModelArtifacts> {
     Some(ModelFile::open(path).unwrap().artifacts().clone())
 }
 
-#[allow(dead_code, reason = "each test binary uses what it needs")]
 pub fn smollm2_tokenizer() -> Option<Tokenizer> {
     smollm2().map(|artifacts| Tokenizer::from_artifacts(&artifacts).unwrap())
 }
 
-#[allow(dead_code, reason = "each test binary uses what it needs")]
 pub fn golden_text(name: &str) -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tokenizer");
     std::fs::read_to_string(Path::new(folder).join(name)).unwrap()
 }
 
-#[allow(dead_code, reason = "each test binary uses what it needs")]
 pub fn golden<T: DeserializeOwned>(name: &str) -> T {
     serde_json::from_str(&golden_text(name)).unwrap()
 }
 
 /// What comes back of a text that is encoded and decoded: all of it, but for bytes that the
 /// vocabulary has no token for (SmolLM2's lacks some control characters, and F1 to F4).
-#[allow(dead_code, reason = "each test binary uses what it needs")]
 pub fn survivors(tokenizer: &Tokenizer, text: &str) -> String {
     let mut has_token = [false; 256];
     for id in 0..TokenId::try_from(tokenizer.vocab_size()).unwrap() {
