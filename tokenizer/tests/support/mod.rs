@@ -19,7 +19,7 @@ pub fn smollm2() -> Option<ModelArtifacts> {
         .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../models").to_owned());
     let path = Path::new(&folder).join(MODEL);
     if !path.exists() {
-        eprintln!("skipped: no {}; `make model` fetches it", path.display());
+        eprintln!("skipped: no {}; `make up` fetches it", path.display());
         return None;
     }
     Some(ModelFile::open(path).unwrap().artifacts().clone())
