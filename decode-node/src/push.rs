@@ -8,6 +8,7 @@ use baton_kv_transfer::message::Commit;
 use baton_kv_transfer::receive::{self, Placer, ReceiverOutcome};
 use baton_kv_transfer::transport::{Incoming, TransportStream};
 use baton_types::{Error, RequestId};
+use tracing::Instrument;
 
 use crate::metrics::TransferMetrics;
 use crate::sessions::Sessions;
@@ -51,8 +52,11 @@ async fn serve_push(
             Err(_) => std::future::pending().await,
         }
     };
-    let outcome =
-        receive::drive(&mut driven.receiver, first, stream, &placer, sessions.clock, fence).await;
+    let span = tracing::info_span!("transfer", request_id = %driven.request_id, %transfer_id);
+    let receiver = &mut driven.receiver;
+    let outcome = receive::drive(receiver, first, stream, &placer, sessions.clock, fence)
+        .instrument(span)
+        .await;
     metrics.observe(&before, driven.receiver.counters(), &outcome);
     let committed = outcome == ReceiverOutcome::Committed;
     match &outcome {

@@ -15,6 +15,7 @@ use baton_proto::internal::{
 use baton_types::{Error, GenerateRequest, Incarnation, RequestId};
 use futures::Stream;
 use tonic::{Request, Response, Status};
+use tracing::Instrument;
 
 use crate::sessions::{Events, Reservation, Sessions};
 
@@ -73,10 +74,12 @@ impl Decode for DecodeService {
     ) -> Result<Response<Self::RunStream>, Status> {
         let id = request_id(&request.get_ref().request_id).map_err(|error| to_status(&error))?;
         let events = self.sessions.take_events(id).map_err(|error| to_status(&error))?;
-        let reader = Reader { sessions: self.sessions.clone(), id, events };
+        let span = tracing::info_span!("decode", request_id = %id);
+        let reader = Reader { sessions: self.sessions.clone(), id, events, span };
         let stream = futures::stream::unfold(Some(reader), |reader| async {
             let mut reader = reader?;
-            let event = reader.events.recv().await?;
+            let span = reader.span.clone();
+            let event = reader.events.recv().instrument(span).await?;
             match to_wire(event) {
                 Ok((event, last)) => {
                     let event = DecodeEvent { event: Some(event) };
@@ -94,6 +97,7 @@ struct Reader {
     sessions: Arc<Sessions>,
     id: RequestId,
     events: Events,
+    span: tracing::Span,
 }
 
 impl Drop for Reader {

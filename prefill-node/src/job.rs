@@ -17,10 +17,11 @@ use baton_kv_transfer::{KvSpan, TransferError};
 use baton_proto::error::to_status;
 use baton_proto::internal::prefill_event::Event;
 use baton_proto::internal::{HandedOff, PrefillEvent, PrefillRunRequest, PromptLogprobs};
-use baton_types::{Error, ErrorCode, GenerateRequest};
+use baton_types::{Error, ErrorCode, GenerateRequest, RequestId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
+use tracing::Instrument;
 
 /// What all jobs of one node share.
 #[derive(Debug)]
@@ -144,6 +145,10 @@ struct Computed {
 }
 
 impl Job {
+    pub fn request_id(&self) -> RequestId {
+        self.request.id
+    }
+
     /// Runs the job to its end; the router's stream gets every event and the error, if one came.
     pub async fn run(self) {
         let (id, host) = (self.request.id, self.jobs.node.host.clone());
@@ -206,7 +211,9 @@ impl Jobs {
     ) -> Result<SenderReport, Error> {
         let peer = format!("http://{address}");
         let stream = self.transport.connect(&peer).await.map_err(|error| to_error(&error))?;
-        let report = send::drive(sender, stream, spans, self.clock, cancel.clone()).await;
+        let span = tracing::info_span!("transfer", peer);
+        let driven = send::drive(sender, stream, spans, self.clock, cancel.clone());
+        let report = driven.instrument(span).await;
         report.map_err(|error| to_error(&error))
     }
 }

@@ -11,6 +11,7 @@ use futures::Stream;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Request, Response, Status};
+use tracing::Instrument;
 
 use crate::job::Jobs;
 
@@ -55,7 +56,8 @@ impl Prefill for PrefillService {
             .jobs
             .prepare(request.into_inner(), cancel.clone(), sender)
             .map_err(|error| to_status(&error))?;
-        tokio::spawn(job.run());
+        let span = tracing::info_span!("prefill", request_id = %job.request_id());
+        tokio::spawn(job.run().instrument(span));
         Ok(Response::new(JobStream { events, _cancel: cancel.drop_guard() }))
     }
 }

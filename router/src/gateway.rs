@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_runtime::random;
+use tracing::Instrument;
+
 use baton_types::{Error, GenerateRequest, RequestId, SamplingParams, StopParams, TokenId};
 
 use crate::admit::Admission;
@@ -124,8 +126,9 @@ impl Gateway {
     /// # Errors
     /// `ResourceExhausted` where there is no place.
     pub async fn run(&self, prepared: Prepared) -> Result<AnswerStream, Error> {
-        let permit = self.admission.enter().await?;
         let Prepared { model, request, stops, arrived } = prepared;
+        let span = tracing::info_span!("admit", request_id = %request.id);
+        let permit = self.admission.enter().instrument(span).await?;
         Ok(AnswerStream::start(&self.dispatcher, &model, request, stops, arrived, permit))
     }
 }

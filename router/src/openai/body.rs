@@ -2,10 +2,14 @@
 //! so that nothing which would change the result is ever ignored.
 
 use axum::body::Bytes;
-use axum::http::{HeaderMap, header};
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, StatusCode, header};
 use baton_types::{Error, ErrorCode};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+
+/// The field of errors about a body over `max_request_bytes`; they have a status of their own.
+pub(super) const TOO_LARGE: &str = "body size";
 
 /// Fields that change nothing about the answer.
 const HARMLESS: [&str; 7] = [
@@ -41,14 +45,18 @@ pub(super) struct Fields(Map<String, Value>);
 
 impl Fields {
     /// # Errors
-    /// Where the body is no JSON object, or says that it is something else.
-    pub fn parse(headers: &HeaderMap, body: &Bytes) -> Result<Self, Error> {
+    /// Where the body did not come, is no JSON object, or says that it is something else.
+    pub fn parse(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result<Self, Error> {
+        let body = body.map_err(|rejection| match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Error::invalid(TOO_LARGE, "the body is too large"),
+            _ => Error::invalid("body", format!("the body did not come: {rejection}")),
+        })?;
         let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         if !kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with("application/json")) {
             let message = "the body must be JSON, with `content-type: application/json`";
             return Err(Error::invalid("content-type", message));
         }
-        match serde_json::from_slice(body) {
+        match serde_json::from_slice(&body) {
             Ok(Value::Object(fields)) => Ok(Self(fields)),
             Ok(_) => Err(Error::invalid("body", "the body must be a JSON object")),
             Err(error) => Err(Error::invalid("body", format!("the body is no JSON: {error}"))),

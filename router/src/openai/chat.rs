@@ -5,11 +5,13 @@ use std::time::Instant;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use baton_tokenizer::{ChatMessage, ChatOptions};
 use baton_types::{Error, ErrorCode, FinishReason, TokenId, Usage};
 use serde_json::{Map, Value, json};
+use tracing::Instrument;
 
 use super::body::Fields;
 use super::error::ApiError;
@@ -28,10 +30,10 @@ const MESSAGES_MAX: usize = 4_096;
 pub(super) async fn create(
     State(gateway): State<Gateway>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let (prepared, delivery) = parse(&gateway, &headers, &body, arrived).await?;
+    let (prepared, delivery) = parse(&gateway, &headers, body, arrived).await?;
     let explain = wants_explanation(&headers);
     let model = prepared.model.clone();
     let choices = prepared.request.choices;
@@ -46,7 +48,8 @@ pub(super) async fn create(
         let (chunks, response) = event_stream(&request_id);
         let identity = Identity::new("chatcmpl", &request_id, "chat.completion.chunk", &model);
         let writer = ChatWriter { identity, model, delivery, explain, chunks };
-        tokio::spawn(writer.write(answer, first, choices));
+        let span = tracing::info_span!("stream", request_id);
+        tokio::spawn(writer.write(answer, first, choices).instrument(span));
         return Ok(response);
     }
     let identity = Identity::new("chatcmpl", &request_id, "chat.completion", &model);
@@ -62,7 +65,7 @@ pub(super) async fn create(
 async fn parse(
     gateway: &Gateway,
     headers: &HeaderMap,
-    body: &Bytes,
+    body: Result<Bytes, BytesRejection>,
     arrived: Instant,
 ) -> Result<(Prepared, Delivery), Error> {
     let mut fields = Fields::parse(headers, body)?;

@@ -6,6 +6,7 @@ use std::time::Instant;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use baton_types::{Error, FinishReason, TokenId, TokenLogprobs, Usage};
@@ -13,6 +14,7 @@ use futures::StreamExt;
 use futures::stream::{BoxStream, select_all};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tracing::Instrument;
 
 use super::body::Fields;
 use super::error::ApiError;
@@ -63,10 +65,10 @@ type Tagged = (usize, AnswerEvent);
 pub(super) async fn create(
     State(gateway): State<Gateway>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let Parsed { prepared, style } = parse(&gateway, &headers, &body, arrived)?;
+    let Parsed { prepared, style } = parse(&gateway, &headers, body, arrived)?;
     let first = &prepared[0];
     let (model, choices) = (first.model.clone(), usize::from(first.request.choices));
     let request_id = first.request.id.to_string();
@@ -84,7 +86,8 @@ pub(super) async fn create(
             return Err(error.into());
         }
         let (chunks, response) = event_stream(&request_id);
-        tokio::spawn(write(chunks, identity, writers, first, events));
+        let span = tracing::info_span!("stream", request_id);
+        tokio::spawn(write(chunks, identity, writers, first, events).instrument(span));
         return Ok(response);
     }
     let mut explains = vec![Explain::default(); prompts.len()];
@@ -106,7 +109,7 @@ pub(super) async fn create(
 fn parse(
     gateway: &Gateway,
     headers: &HeaderMap,
-    body: &Bytes,
+    body: Result<Bytes, BytesRejection>,
     arrived: Instant,
 ) -> Result<Parsed, Error> {
     let mut fields = Fields::parse(headers, body)?;

@@ -7,6 +7,8 @@ use baton_proto::error::http_status;
 use baton_types::{Error, ErrorCode};
 use serde_json::{Value, json};
 
+use super::body::TOO_LARGE;
+
 /// An error on its way to an HTTP client.
 #[derive(Debug)]
 pub(super) struct ApiError(pub Error);
@@ -43,6 +45,7 @@ impl IntoResponse for ApiError {
         // A feature that is not there is the caller's to leave out.
         let status = match self.0.code {
             ErrorCode::Unsupported => StatusCode::BAD_REQUEST,
+            _ if self.0.field.as_deref() == Some(TOO_LARGE) => StatusCode::PAYLOAD_TOO_LARGE,
             code => {
                 StatusCode::from_u16(http_status(code)).expect("the error map holds valid statuses")
             }
