@@ -1,0 +1,41 @@
+//! `baton eval perplexity` against what `llama-perplexity -c 512` gives for the same file and text.
+//! Needs the model in models/ (`make model`) and Debian's copy of the GPL.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+const TEXT: &str = "/usr/share/common-licenses/GPL-3";
+const LLAMA_CPP: f64 = 18.39;
+
+#[test]
+fn the_shipped_model_scores_as_llama_cpp_says() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    assert!(model.exists(), "the model is missing: make model");
+    if !Path::new(TEXT).exists() {
+        eprintln!("skipped: {TEXT} is not on this machine");
+        return;
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_baton"))
+        .args(["eval", "perplexity", "--text", TEXT, "--context", "512", "--json", "--model"])
+        .arg(model)
+        .output()
+        .expect("baton was built");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let score: Value = serde_json::from_slice(&output.stdout).expect("it prints JSON");
+    let perplexity = score["perplexity"].as_f64().expect("a number");
+    assert!((perplexity / LLAMA_CPP - 1.0).abs() < 0.005, "{perplexity} against {LLAMA_CPP}");
+    assert!(score["tokens"].as_u64().is_some_and(|tokens| tokens > 5_000));
+}
+
+#[test]
+fn a_text_that_is_no_text_is_named() {
+    let output = Command::new(env!("CARGO_BIN_EXE_baton"))
+        .args(["eval", "perplexity", "--model", "no/such.gguf", "--text", TEXT])
+        .output()
+        .expect("baton was built");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("no/such.gguf"), "{message}");
+}
