@@ -11,8 +11,8 @@ const LLAMA_CPP: f64 = 18.39;
 
 #[test]
 fn the_shipped_model_scores_as_llama_cpp_says() {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let model =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/SmolLM2-135M-Instruct.Q4_1.gguf");
     assert!(model.exists(), "the model is missing: make model");
     if !Path::new(TEXT).exists() {
         eprintln!("skipped: {TEXT} is not on this machine");

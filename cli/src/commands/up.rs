@@ -41,11 +41,15 @@ pub struct Flags {
     kv_pool_mib: usize,
     /// Prompts up to so many tokens are prefilled at the decode node; 0: none, so that every
     /// prompt is handed over.
-    #[arg(long, value_name = "N", default_value_t = RouterConfig::default().local_prefill_max_tokens)]
+    #[arg(long, value_name = "N", default_value_t = local_prefill_default())]
     local_prefill_max_tokens: usize,
     /// Print the ready block as one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+fn local_prefill_default() -> usize {
+    RouterConfig::default().local_prefill_max_tokens
 }
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -159,10 +163,15 @@ impl ReadyBlock {
             "temperature": 0,
         });
         print::line(&format!(
-            "\nBaton is ready.\n\n  model       {name} ({model})\n  OpenAI API  http://{http}/v1\n  \
-             gRPC API    http://{grpc}\n  nodes       prefill {prefill}, decode {decode}\n\nTry:\n\n  \
-             curl http://{http}/v1/chat/completions -H 'content-type: application/json' -d \
-             '{body}'\n\nor `baton chat`. Ctrl-C drains and stops.\n"
+            "\nBaton is ready.\n\n  \
+             model       {name} ({model})\n  \
+             OpenAI API  http://{http}/v1\n  \
+             gRPC API    http://{grpc}\n  \
+             nodes       prefill {prefill}, decode {decode}\n\n\
+             Try:\n\n  \
+             curl http://{http}/v1/chat/completions \
+             -H 'content-type: application/json' -d '{body}'\n\n\
+             or `baton chat`. Ctrl-C drains and stops.\n"
         ))
     }
 }
