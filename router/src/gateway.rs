@@ -115,7 +115,7 @@ impl Gateway {
                 .map(|top| count("prompt_logprobs", top))
                 .transpose()?,
             tenant_salt: Vec::new(),
-            deadline_ms: deadline_ms(wishes.deadline_ms, self.config.default_deadline_ms)?,
+            deadline_ms: wishes.deadline_ms.unwrap_or(self.config.default_deadline_ms),
         };
         request.validate(&model.limits)?;
         Ok(Prepared { model, request, stops: wishes.stop, arrived })
@@ -149,16 +149,4 @@ fn count(field: &str, value: u32) -> Result<u16, Error> {
     u16::try_from(value).map_err(|_| {
         Error::invalid(field, format!("{value} is out of bounds: {field} is too large"))
     })
-}
-
-/// A day: longer is a mistake, and no clock overflows.
-const DEADLINE_MAX_MS: u64 = 86_400_000;
-
-fn deadline_ms(wished: Option<u64>, default: u64) -> Result<u64, Error> {
-    let ms = wished.unwrap_or(default);
-    if (1..=DEADLINE_MAX_MS).contains(&ms) {
-        return Ok(ms);
-    }
-    let message = format!("{ms} is out of bounds: 1 to {DEADLINE_MAX_MS} milliseconds");
-    Err(Error::invalid("deadline_ms", message))
 }

@@ -30,7 +30,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Never returns.
+    /// Returns when the node has departed and nothing of this router's runs there any more.
     pub async fn run(self) {
         let id = &self.node.member().id;
         loop {
@@ -43,6 +43,9 @@ impl Link {
             }
             self.node.set_lost(true);
             self.tell();
+            if self.node.is_departed() {
+                return;
+            }
             tokio::time::sleep(jittered_ms(RETRY_MS)).await;
         }
     }
@@ -71,6 +74,9 @@ impl Link {
                 Ok(Ok(Some(status))) => {
                     self.node.hear(status);
                     self.tell();
+                    if self.node.is_departed() && !self.node.is_in_use() {
+                        return "it has left";
+                    }
                 }
                 Ok(Ok(None)) => return "it has closed the stream",
                 Ok(Err(_)) => return "the connection broke",

@@ -23,23 +23,10 @@ pub struct Cluster(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    nodes: Mutex<BTreeMap<NodeId, Followed>>,
+    nodes: Mutex<BTreeMap<NodeId, Arc<Node>>>,
     view: watch::Receiver<View>,
     /// Counts changes of any node's state, for those that wait for one.
     changed: watch::Sender<u64>,
-}
-
-#[derive(Debug)]
-struct Followed {
-    node: Arc<Node>,
-    /// Ends the link's task.
-    stop: CancellationToken,
-}
-
-impl Drop for Followed {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
 }
 
 impl Cluster {
@@ -62,7 +49,7 @@ impl Cluster {
             let mut view = registry.watch();
             loop {
                 let members = view.borrow_and_update().members.clone();
-                follower.take_over(&members, &catalog, node_silent);
+                follower.take_over(&members, &catalog, node_silent, &stop);
                 tokio::select! {
                     changed = view.changed() => if changed.is_err() { return },
                     () = stop.cancelled() => return,
@@ -74,7 +61,7 @@ impl Cluster {
 
     /// Nodes as they are now.
     pub fn nodes(&self) -> Vec<Arc<Node>> {
-        self.lock().values().map(|followed| followed.node.clone()).collect()
+        self.lock().values().cloned().collect()
     }
 
     /// Whether membership comes from the last known view.
@@ -92,13 +79,15 @@ impl Cluster {
         members: &BTreeMap<NodeId, Member>,
         catalog: &Catalog,
         node_silent: Duration,
+        stop: &CancellationToken,
     ) {
         let mut nodes = self.lock();
-        nodes.retain(|id, followed| {
-            let stays = members.get(id).is_some_and(|member| *member == *followed.node.member());
+        nodes.retain(|id, node| {
+            let stays = members.get(id).is_some_and(|member| member == node.member());
             if !stays {
-                // What runs there goes on until its own stream ends; nothing new goes there.
-                followed.node.set_departed();
+                // What runs there goes on until its own stream ends, and its link listens so
+                // long; nothing new goes there.
+                node.set_departed();
             }
             stays
         });
@@ -114,27 +103,26 @@ impl Cluster {
                     continue;
                 }
             };
-            let stop = CancellationToken::new();
             let link = link::Link {
                 node: node.clone(),
                 catalog: catalog.clone(),
                 silent: node_silent,
                 changed: self.0.changed.clone(),
             };
-            let stopped = stop.clone();
+            let stop = stop.clone();
             tokio::spawn(async move {
                 tokio::select! {
                     () = link.run() => {}
-                    () = stopped.cancelled() => {}
+                    () = stop.cancelled() => {}
                 }
             });
-            nodes.insert(member.id.clone(), Followed { node, stop });
+            nodes.insert(member.id.clone(), node);
         }
         drop(nodes);
         self.0.changed.send_modify(|count| *count += 1);
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Followed>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Arc<Node>>> {
         self.0.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

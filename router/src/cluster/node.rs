@@ -161,6 +161,15 @@ impl Node {
         self.heard().departed = true;
     }
 
+    pub(super) fn is_departed(&self) -> bool {
+        self.heard().departed
+    }
+
+    /// Whether this router has requests there.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.in_flight.load(Ordering::Acquire) > 0
+    }
+
     pub(super) fn set_lost(&self, lost: bool) {
         self.lost.send_if_modified(|was| std::mem::replace(was, lost) != lost);
         if lost {

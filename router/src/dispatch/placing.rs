@@ -4,15 +4,17 @@ use std::time::{Duration, Instant};
 
 use baton_proto::error::from_status;
 use baton_proto::internal::decode_client::DecodeClient;
+use baton_proto::internal::node_client::NodeClient;
 use baton_proto::internal::prefill_client::PrefillClient;
 use baton_proto::internal::{
-    DecodeEvent, DecodeRunRequest, Delivered, PrefillEvent, PrefillRunRequest, Request,
-    ReserveRequest, ReserveResponse,
+    CancelRequest, DecodeEvent, DecodeRunRequest, Delivered, PrefillEvent, PrefillRunRequest,
+    Request, ReserveRequest, ReserveResponse,
 };
 use baton_runtime::random::jittered_ms;
-use baton_types::{Error, ErrorCode, GenerateRequest};
+use baton_types::{Error, ErrorCode, GenerateRequest, RequestId};
 use tokio::time::timeout;
 use tonic::Streaming;
+use tonic::transport::Channel;
 
 use super::Dispatch;
 use crate::cluster::{InFlight, NodeView};
@@ -21,8 +23,13 @@ use crate::plan::{Plan, plan};
 /// One control call at most; nodes answer from memory.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Before nodes that had no room are asked again, jittered.
+/// Before nodes that had no room are asked again, jittered; doubled each time, up to the most, so
+/// that many who wait do not keep the nodes busy with saying no.
 const FULL_RETRY_MS: u64 = 50;
+const FULL_RETRY_MOST_MS: u64 = 800;
+
+/// Between a change in the cluster and the next look at it, jittered.
+const CHANGE_SETTLES_MS: u64 = 20;
 
 /// A request that has its blocks and its streams.
 pub(super) struct Placement {
@@ -42,6 +49,31 @@ pub(super) struct PrefillStream {
     pub _prefilling: InFlight,
 }
 
+/// A request that a node may have reserved and that no stream runs yet: the node would hold its
+/// blocks until the grant expires. Dropped, it is cancelled there.
+struct Unrun {
+    node: Channel,
+    id: RequestId,
+    is_settled: bool,
+}
+
+impl Drop for Unrun {
+    fn drop(&mut self) {
+        // Outside a runtime the process ends, and its connections with it.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if self.is_settled {
+            return;
+        }
+        let mut client = NodeClient::new(self.node.clone());
+        let cancel = CancelRequest { request_id: self.id.0.to_vec().into() };
+        runtime.spawn(async move {
+            if let Err(error) = within(client.cancel(cancel)).await {
+                tracing::debug!(%error, "a reservation was not cancelled; it expires");
+            }
+        });
+    }
+}
+
 impl Dispatch {
     /// Places the request, waiting for room where there is none, within the queue's time.
     pub(super) async fn place(&mut self) -> Result<Placement, Error> {
@@ -49,6 +81,7 @@ impl Dispatch {
         let queue = Duration::from_millis(self.router.config.queue_timeout_ms);
         let give_up = (Instant::now() + queue).min(self.deadline);
         let mut changes = self.router.cluster.changes();
+        let mut retry_ms = FULL_RETRY_MS;
         loop {
             changes.mark_unchanged();
             let error = match self.try_place().await {
@@ -67,9 +100,15 @@ impl Dispatch {
             }
             // Those that failed may be back, or others may have come.
             self.excluded.clear();
+            let retry = tokio::time::sleep(jittered_ms(retry_ms));
+            retry_ms = (retry_ms * 2).min(FULL_RETRY_MOST_MS);
+            if error.code == ErrorCode::ResourceExhausted {
+                retry.await;
+                continue;
+            }
             tokio::select! {
-                _ = changes.changed() => tokio::time::sleep(jittered_ms(FULL_RETRY_MS / 4)).await,
-                () = tokio::time::sleep(jittered_ms(FULL_RETRY_MS)) => {}
+                _ = changes.changed() => tokio::time::sleep(jittered_ms(CHANGE_SETTLES_MS)).await,
+                () = retry => {}
             }
         }
     }
@@ -112,10 +151,17 @@ impl Dispatch {
     async fn open(&mut self, plan: Plan) -> Result<Placement, Error> {
         let request = self.request_for_node()?;
         let attempt = 1;
-        let reserved = self.reserve(&plan.decode, plan.prefill.as_ref(), &request, attempt).await?;
+        let node = plan.decode.node.channel();
+        let mut unrun = Unrun { node, id: request.id, is_settled: false };
+        let reserved = self.reserve(&plan.decode, plan.prefill.as_ref(), &request, attempt).await;
+        // A node that refuses holds nothing; one that does not answer may.
+        unrun.is_settled =
+            reserved.as_ref().is_err_and(|error| error.code != ErrorCode::Unavailable);
+        let reserved = reserved?;
         let mut client = DecodeClient::new(plan.decode.node.channel());
         let run = DecodeRunRequest { request_id: request.id.0.to_vec().into(), attempt };
         let decode = within(client.run(run)).await?;
+        unrun.is_settled = true;
         let decoding = plan.decode.node.begin(0);
         self.trail.placed(&plan, reserved.cached_tokens);
         let mut placement =
