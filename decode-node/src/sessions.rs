@@ -97,6 +97,19 @@ impl Outbox for EventSender {
     }
 }
 
+/// A reservation that has no session yet. The engine makes it whether or not somebody still waits
+/// for it; dropped, it is taken back.
+struct Unclaimed<'a> {
+    sessions: &'a Sessions,
+    id: RequestId,
+}
+
+impl Drop for Unclaimed<'_> {
+    fn drop(&mut self) {
+        self.sessions.cancel_in_engine(self.id);
+    }
+}
+
 impl Sessions {
     pub fn new(node: NodeService, config: &NodeConfig, clock: Clock) -> Self {
         let timing = Timing { peer_silent_ms: config.peer_silent_ms, ..Timing::default() };
@@ -129,19 +142,21 @@ impl Sessions {
         let prompt_tokens = request.prompt.len();
         let (choices, deadline_ms) = (request.choices, request.deadline_ms);
         let here = sender.is_none();
-        let cached_tokens = self
-            .node
-            .host
-            .ask(move |thread| {
-                let engine = &mut thread.engine;
-                let outbox = Box::new(EventSender(outbox));
-                let cached = engine.reserve(request, &delivered, outbox, Instant::now())?;
-                if here {
-                    engine.start(id)?;
-                }
-                Ok::<_, Error>(cached)
-            })
-            .await??;
+        let reserving = self.node.host.ask(move |thread| {
+            let engine = &mut thread.engine;
+            let outbox = Box::new(EventSender(outbox));
+            let cached = engine.reserve(request, &delivered, outbox, Instant::now())?;
+            // What was delivered may have been the whole answer.
+            if here && engine.contains(id) {
+                engine.start(id)?;
+            }
+            Ok::<_, Error>(cached)
+        });
+        let unclaimed = Unclaimed { sessions: self, id };
+        let reserved = reserving.await;
+        // From here to the session's place in the table nothing is awaited.
+        std::mem::forget(unclaimed);
+        let cached_tokens = reserved??;
         let deadline_ms = self.clock.now_ms() + deadline_ms;
         let mut session = Session {
             attempt,
@@ -226,7 +241,11 @@ impl Sessions {
             (session.cached_tokens, receiver)
         };
         let Some(incarnation) = sender else {
-            self.node.host.ask(move |thread| thread.engine.start(id)).await??;
+            let started = self.node.host.ask(move |thread| thread.engine.start(id)).await;
+            if let Err(error) = started.and_then(|result| result) {
+                self.rest(id, receiver);
+                return Err(error);
+            }
             return Ok(Reserved { grant: bytes::Bytes::new(), cached_tokens });
         };
         let mut table = self.table();
@@ -237,6 +256,13 @@ impl Sessions {
             Error::unavailable(format!("the older transfer of {id} is not fenced yet"))
         })?;
         Ok(Reserved { grant, cached_tokens })
+    }
+
+    /// Puts a machine back that could not be replaced.
+    fn rest(&self, id: RequestId, receiver: Box<Receiver>) {
+        if let Some(session) = self.table().sessions.get_mut(&id) {
+            session.transfer = Transfer::Resting(receiver);
+        }
     }
 
     /// Ends the stream of an older attempt and waits until no write can follow.
@@ -331,6 +357,10 @@ impl Sessions {
         if let Transfer::Driven { fence: Some(fence), .. } = session.transfer {
             let _ended = fence.send(TransferError::Cancelled);
         }
+        self.cancel_in_engine(id);
+    }
+
+    fn cancel_in_engine(&self, id: RequestId) {
         let told = self.node.host.tell(move |thread| {
             thread.engine.cancel(id);
         });

@@ -51,6 +51,8 @@ impl Local {
     /// # Panics
     /// Where one of them cannot start.
     pub async fn start(router: RouterConfig, prefill: NodeConfig, decode: NodeConfig) -> Self {
+        // `BATON_LOG=debug` shows more.
+        baton_runtime::logs::init_at("error");
         let shutdown = Shutdown::new();
         let registry: Arc<dyn Registry> = Arc::new(MemoryRegistry::new([]));
         let router = RouterApp::build(router, Some(registry.clone()), &shutdown).await;

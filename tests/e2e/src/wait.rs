@@ -13,12 +13,14 @@ where
     F: Future<Output = Result<T, String>>,
 {
     let give_up = Instant::now() + within;
+    let mut missing = "nobody answered".to_string();
     loop {
-        let missing = match tokio::time::timeout_at(give_up.into(), look()).await {
+        match tokio::time::timeout_at(give_up.into(), look()).await {
             Ok(Ok(found)) => return found,
-            Ok(Err(missing)) => missing,
-            Err(_) => "the look itself took too long".into(),
-        };
+            Ok(Err(still)) => missing = still,
+            // What was missing before the last look counts.
+            Err(_) => {}
+        }
         assert!(Instant::now() < give_up, "{what} not within {within:?}: {missing}");
         tokio::time::sleep(LOOK_EVERY).await;
     }
