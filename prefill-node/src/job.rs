@@ -74,7 +74,7 @@ impl Jobs {
             numerics: model.numerics.clone(),
         };
         let now_ms = self.clock.now_ms();
-        let deadline_ms = now_ms + request.deadline_ms;
+        let deadline_ms = now_ms.saturating_add(request.deadline_ms);
         let sender = Sender::open(self.sender_config, identity, wire.grant, now_ms, deadline_ms)
             .map_err(|error| to_error(&error))?;
         Ok(Job {

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, ModelSpec, RequestId, TokenId};
 
+/// A day: a longer deadline is a mistake, and no clock overflows.
+const DEADLINE_MAX_MS: u64 = 86_400_000;
+
 /// How the next token is drawn. Neutral values switch a rule off.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
@@ -124,6 +127,7 @@ impl GenerateRequest {
         self.validate_stop(limits)?;
         self.validate_sampling(limits)?;
         bounded("n", self.choices as f64, 1.0, limits.choices_max as f64)?;
+        bounded("deadline_ms", self.deadline_ms as f64, 1.0, DEADLINE_MAX_MS as f64)?;
         for (field, count) in
             [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)]
         {

@@ -93,6 +93,9 @@ pub struct Engine {
     next_number: u64,
     counters: EngineCounters,
     scratch: Scratch,
+    /// Prefill tokens in one step at most, whatever the configuration says: what bounds a step's
+    /// time on a slow machine.
+    chunk_most_tokens: usize,
 }
 
 impl std::fmt::Debug for Engine {
@@ -126,7 +129,13 @@ impl Engine {
             next_number: 0,
             counters: EngineCounters::default(),
             scratch: Scratch::default(),
+            chunk_most_tokens: usize::MAX,
         }
+    }
+
+    /// Bounds the prefill tokens of one step; at least one.
+    pub fn bound_chunks(&mut self, most_tokens: usize) {
+        self.chunk_most_tokens = most_tokens.max(1);
     }
 
     pub fn backend(&self) -> &dyn Backend {
@@ -146,16 +155,18 @@ impl Engine {
         outbox: Box<dyn Outbox>,
         now: Instant,
     ) -> Result<(), Error> {
-        self.check(&request)?;
+        self.check(&request, delivered)?;
         if self.waiting() >= self.config.max_waiting {
             return Err(Error::exhausted(
                 format!("{} requests wait already", self.config.max_waiting),
                 500,
             ));
         }
-        let run = self.new_run(request, delivered, work, outbox, now);
-        self.check_fits(&run)?;
-        self.add(run);
+        let mut run = self.new_run(request, delivered, work, outbox, now);
+        if !self.ends_with_delivered(&mut run, now) {
+            self.check_fits(&run)?;
+            self.add(run);
+        }
         Ok(())
     }
 
@@ -171,8 +182,11 @@ impl Engine {
         outbox: Box<dyn Outbox>,
         now: Instant,
     ) -> Result<usize, Error> {
-        self.check(&request)?;
+        self.check(&request, delivered)?;
         let mut run = self.new_run(request, delivered, Work::Generate, outbox, now);
+        if self.ends_with_delivered(&mut run, now) {
+            return Ok(0);
+        }
         self.check_fits(&run)?;
         let Some(table) = self.take_blocks(&mut run) else {
             return Err(Error::exhausted(
@@ -339,8 +353,9 @@ impl Engine {
         self.pool.drain_events()
     }
 
-    fn check(&self, request: &GenerateRequest) -> Result<(), Error> {
+    fn check(&self, request: &GenerateRequest, delivered: &[Delivered]) -> Result<(), Error> {
         request.validate(&self.limits)?;
+        check_delivered(request, delivered, &self.limits)?;
         if self.numbers.contains_key(&request.id) {
             return Err(Error::new(
                 ErrorCode::FailedPrecondition,
@@ -361,6 +376,28 @@ impl Engine {
         let (numerics, layout) = (self.backend.numerics(), self.backend.kv_layout());
         let key = HashKey::new(&self.fingerprint, numerics, layout.dtype, &request.tenant_salt);
         Run::new(request, delivered, work, outbox, key, now)
+    }
+
+    /// Says the end of choices whose delivered tokens are all that they have: the node that drew
+    /// the last of them may have died before it could. Whether that was every choice; the run has
+    /// then said its last word.
+    fn ends_with_delivered(&mut self, run: &mut Run, now: Instant) -> bool {
+        for choice in 0..run.choices.len() {
+            if run.choices[choice].finished {
+                continue;
+            }
+            if let Some(reason) = run.finish_reason(choice, self.backend.spec()) {
+                run.choices[choice].finished = true;
+                run.emit(EngineEvent::ChoiceFinished { choice: choice as u16, reason });
+            }
+        }
+        let ended = run.choices.iter().all(|choice| choice.finished);
+        if ended {
+            self.counters.finished += 1;
+            run.stats.finished_us = run.since_submission_us(now);
+            run.emit(EngineEvent::Finished(run.stats));
+        }
+        ended
     }
 
     fn add(&mut self, run: Run) {
@@ -416,6 +453,28 @@ impl Engine {
         }
         run.emit(EngineEvent::Failed(error));
     }
+}
+
+/// What recovery goes on behind must be what the request can have had.
+fn check_delivered(
+    request: &GenerateRequest,
+    delivered: &[Delivered],
+    limits: &Limits,
+) -> Result<(), Error> {
+    let wrong = |what: String| Err(Error::invalid("delivered", what));
+    if delivered.len() > usize::from(request.choices) {
+        return wrong(format!("{} answers for {} choices", delivered.len(), request.choices));
+    }
+    let most = (limits.context_tokens - request.prompt.len()).min(request.stop.max_tokens as usize);
+    for before in delivered {
+        if before.ids.len() > most {
+            return wrong(format!("{} tokens, but at most {most} can come", before.ids.len()));
+        }
+        if let Some(id) = before.ids.iter().find(|&&id| id as usize >= limits.vocab) {
+            return wrong(format!("token id {id} is not in the model's vocabulary"));
+        }
+    }
+    Ok(())
 }
 
 fn check_first_tokens(run: &Run, tokens: &[TokenOutput], digest: [u8; 32]) -> Result<(), Error> {

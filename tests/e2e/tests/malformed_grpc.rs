@@ -180,7 +180,7 @@ async fn reservations(refusals: &mut Refusals, decode: Channel, model: &ModelArt
         ("no sampling", "sampling", reserve(&|request| request.sampling = None)),
         ("no stop", "stop", reserve(&|request| request.stop = None)),
         ("no choices", "n", reserve(&|request| request.choices = 0)),
-        ("70,000 choices", "choices", reserve(&|request| request.choices = 70_000)),
+        ("70,000 choices", "request.choices", reserve(&|request| request.choices = 70_000)),
         ("no tokens", "prompt", reserve(&|request| request.prompt.clear())),
         ("an id out of the vocabulary", "prompt", reserve(&|request| request.prompt[5] = VOCAB)),
         (
@@ -192,7 +192,7 @@ async fn reservations(refusals: &mut Refusals, decode: Channel, model: &ModelArt
         refusals.expect(what, InvalidArgument, says, api.reserve(wanted)).await;
     }
     let delivered = baton_proto::internal::Delivered { ids: vec![1; 3], finished: false };
-    let wanted = ReserveRequest { delivered: vec![delivered; 5], ..good(model, 1) };
+    let wanted = ReserveRequest { delivered: vec![delivered; 5], ..good(model, 8) };
     refusals
         .expect("more answers than choices", InvalidArgument, "delivered", api.reserve(wanted))
         .await;
