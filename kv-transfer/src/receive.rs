@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use baton_types::{Error, TransferId};
+use baton_types::{Epoch, Error, TransferId};
 use futures::future::{BoxFuture, FusedFuture};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -14,7 +14,7 @@ use tokio::time::{sleep_until, timeout};
 use crate::TransferError;
 use crate::clock::Clock;
 use crate::frame::{Frame, FrameKey};
-use crate::message::{Body, Commit, KvMessage};
+use crate::message::{Body, Commit, Context, KvMessage};
 use crate::receiver::{Receiver, ReceiverAction};
 use crate::transport::{STREAM_MESSAGES_MAX, TransportStream};
 
@@ -55,8 +55,17 @@ pub async fn read_open(
     within: Duration,
 ) -> Result<(TransferId, KvMessage), TransferError> {
     let silent = TransferError::PeerSilent { silent_ms: within.as_millis() as u64 };
-    let first = timeout(within, stream.incoming.next()).await.map_err(|_| silent)?;
-    let message = first.ok_or(TransferError::Closed)??;
+    let first = match timeout(within, stream.incoming.next()).await {
+        Ok(first) => first.unwrap_or(Err(TransferError::Closed)),
+        Err(_) => Err(silent),
+    };
+    let message = match first {
+        Ok(message) => message,
+        Err(error) => {
+            abort(stream, NO_TRANSFER, &error);
+            return Err(error);
+        }
+    };
     match &message.body {
         Body::Open(_) => Ok((message.context.transfer_id, message)),
         _ => {
@@ -74,9 +83,16 @@ pub async fn read_open(
 /// Sends a stream away whose first message is `first`, for instance because nobody knows its
 /// transfer; then drop the stream.
 pub fn refuse(stream: &TransportStream, first: &KvMessage, error: &TransferError) {
+    abort(stream, first.context, error);
+}
+
+/// Where the stream named no transfer.
+const NO_TRANSFER: Context = Context { transfer_id: TransferId([0; 16]), epoch: Epoch(0) };
+
+fn abort(stream: &TransportStream, context: Context, error: &TransferError) {
     let body = Body::Abort { code: error.code(), message: error.to_string() };
     // A fresh stream has room, and a peer that has gone needs no answer.
-    let _ = stream.outgoing.try_send(KvMessage { context: first.context, body });
+    let _ = stream.outgoing.try_send(KvMessage { context, body });
 }
 
 /// Runs a granted machine over a stream, whose first message is `first`, until no write can
