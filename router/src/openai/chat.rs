@@ -27,6 +27,9 @@ use crate::gateway::{Gateway, Prepared, Wishes};
 
 const MESSAGES_MAX: usize = 4_096;
 
+/// As everywhere; here the field has another name than in the other APIs.
+const TOP_LOGPROBS_MAX: u32 = 20;
+
 pub(super) async fn create(
     State(gateway): State<Gateway>,
     headers: HeaderMap,
@@ -119,6 +122,10 @@ fn take_chat_limits(fields: &mut Fields, wishes: &mut Wishes) -> Result<(), Erro
     let top: Option<u32> = fields.take("top_logprobs")?;
     if top.is_some_and(|top| top > 0) && !logprobs {
         return Err(Error::invalid("top_logprobs", "top_logprobs go with logprobs: true only"));
+    }
+    if let Some(top) = top.filter(|&top| top > TOP_LOGPROBS_MAX) {
+        let message = format!("{top} is out of bounds: top_logprobs is 0 to {TOP_LOGPROBS_MAX}");
+        return Err(Error::invalid("top_logprobs", message));
     }
     wishes.logprobs = logprobs.then(|| top.unwrap_or(0));
     Ok(())
