@@ -37,7 +37,11 @@ impl Link {
             match self.watch().await {
                 Ok(stream) => {
                     let why = self.follow(stream).await;
-                    tracing::warn!(node = %id, why, "the node is not heard any more");
+                    if self.node.is_departed() {
+                        tracing::info!(node = %id, why, "a departed node is not followed any more");
+                    } else {
+                        tracing::warn!(node = %id, why, "the node is not heard any more");
+                    }
                 }
                 Err(error) => tracing::debug!(node = %id, error, "the node cannot be watched"),
             }
