@@ -17,7 +17,8 @@ const PLAN: Plan = Plan {
     prefill: 2,
     decode: 3,
     router_config: "",
-    node_config: "kv_pool_mib = 256",
+    // A node that stops loses its lease before the routers notice its silence.
+    node_config: "kv_pool_mib = 256\nlease_ttl_ms = 2000",
 };
 
 /// After the last answer; two cores, ten processes.
@@ -25,6 +26,9 @@ const IDLE_WITHIN: Duration = Duration::from_secs(3);
 
 /// Something begins amid the streams within this.
 const BEGIN_WITHIN: Duration = Duration::from_secs(60);
+
+/// `node_silent_ms`, and some time for two busy cores.
+const FOUND_WITHIN: Duration = Duration::from_secs(5);
 
 /// A cluster, and what it answers when nothing dies.
 struct Scene {
@@ -127,8 +131,14 @@ async fn the_etcd_leader_is_killed(scene: &mut Scene) {
 async fn a_decode_node_is_stopped(scene: &mut Scene) {
     let running = scene.streams().await;
     scene.third(&running).await;
+    let before = scene.cluster.routers_sum("baton_recoveries_total").await;
     let stopped = scene.busiest(Role::Decode).await;
     scene.cluster.part(Role::Decode, stopped).process.signal(Signal::Stop);
+    wait::until(FOUND_WITHIN, "the recovery from a stopped node", || async {
+        let recovered = scene.cluster.routers_sum("baton_recoveries_total").await - before;
+        if recovered >= 3.0 { Ok(()) } else { Err(format!("{recovered} streams have moved")) }
+    })
+    .await;
     let got = running.finish().await;
     load::assert_equal(&scene.expected, &got, "SIGSTOP of a decode node");
     // What it held, it holds until it runs again; then its own streams are gone.
