@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formatting, clippy, house rules; licences and advisories where cargo-deny is installed.
+# Formatting, clippy, house rules; licences and sources where cargo-deny is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # `make test` installs cargo-deny there.

@@ -90,9 +90,9 @@ impl Client {
         let wire = request.into_wire();
         let call = || {
             let (mut client, wire) = (self.client(), wire.clone());
-            async move { Ok(GenerateStream::new(client.generate(wire).await?.into_inner())) }
+            async move { GenerateStream::begin(client.generate(wire).await?.into_inner()).await }
         };
-        self.retrying(call).await
+        self.retrying(call, None).await
     }
 
     /// Generates from messages. Dropping the stream cancels.
@@ -103,9 +103,9 @@ impl Client {
         let wire = request.into_wire();
         let call = || {
             let (mut client, wire) = (self.client(), wire.clone());
-            async move { Ok(GenerateStream::new(client.chat(wire).await?.into_inner())) }
+            async move { GenerateStream::begin(client.chat(wire).await?.into_inner()).await }
         };
-        self.retrying(call).await
+        self.retrying(call, None).await
     }
 
     /// Models that can be asked for.
@@ -117,7 +117,7 @@ impl Client {
             let answer = self.client().list_models(ListModelsRequest {}).await?;
             Ok(answer.into_inner().models)
         };
-        self.retrying(call).await
+        self.retrying(call, Some(self.options.call_timeout)).await
     }
 
     /// Text to ids, as `generate` does it.
@@ -129,7 +129,7 @@ impl Client {
             let request = TokenizeRequest { model: model.into(), text: text.into() };
             Ok(self.client().tokenize(request).await?.into_inner().ids)
         };
-        self.retrying(call).await
+        self.retrying(call, Some(self.options.call_timeout)).await
     }
 
     /// Ids to text.
@@ -141,7 +141,7 @@ impl Client {
             let request = DetokenizeRequest { model: model.into(), ids: ids.to_vec() };
             Ok(self.client().detokenize(request).await?.into_inner().text)
         };
-        self.retrying(call).await
+        self.retrying(call, Some(self.options.call_timeout)).await
     }
 
     /// Nodes, load and KV use.
@@ -153,7 +153,7 @@ impl Client {
             let answer = self.client().get_cluster_status(GetClusterStatusRequest {}).await?;
             Ok(answer.into_inner())
         };
-        self.retrying(call).await
+        self.retrying(call, Some(self.options.call_timeout)).await
     }
 
     fn client(&self) -> BatonClient<Channel> {
@@ -161,37 +161,44 @@ impl Client {
     }
 
     /// Tries again with growing waits, or after the time that the server names.
-    async fn retrying<T, F>(&self, call: impl Fn() -> F) -> Result<T, ClientError>
+    async fn retrying<T, F>(
+        &self,
+        call: impl Fn() -> F,
+        within: Option<Duration>,
+    ) -> Result<T, ClientError>
     where
         F: Future<Output = Result<T, ClientError>>,
     {
         let mut backoff = BACKOFF_FIRST;
-        for _ in 0..self.options.retries {
-            let error = match tokio::time::timeout(self.options.call_timeout, call()).await {
-                Ok(Ok(value)) => return Ok(value),
-                Ok(Err(error)) => error,
-                Err(_) => return Err(self.too_late()),
+        let mut left = self.options.retries;
+        loop {
+            let error = match bounded(call(), within).await {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
             };
             let ClientError::Baton(baton) = &error else { return Err(error) };
-            if !baton.code.is_retryable() {
+            if left == 0 || !baton.code.is_retryable() {
                 return Err(error);
             }
+            left -= 1;
             let wait = baton.retry_after_ms.map_or(backoff, Duration::from_millis);
             tokio::time::sleep(wait).await;
             backoff *= 2;
         }
-        match tokio::time::timeout(self.options.call_timeout, call()).await {
-            Ok(result) => result,
-            Err(_) => Err(self.too_late()),
-        }
     }
+}
 
-    fn too_late(&self) -> ClientError {
-        ClientError::Baton(baton_types::Error::new(
+async fn bounded<T>(
+    call: impl Future<Output = Result<T, ClientError>>,
+    within: Option<Duration>,
+) -> Result<T, ClientError> {
+    let Some(within) = within else { return call.await };
+    tokio::time::timeout(within, call).await.unwrap_or_else(|_| {
+        Err(ClientError::Baton(baton_types::Error::new(
             ErrorCode::DeadlineExceeded,
-            format!("no answer within {} s", self.options.call_timeout.as_secs()),
-        ))
-    }
+            format!("no answer within {} s", within.as_secs()),
+        )))
+    })
 }
 
 fn tls_config(tls: &Tls) -> Result<ClientTlsConfig, ClientError> {

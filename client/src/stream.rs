@@ -11,6 +11,8 @@ use crate::ClientError;
 #[derive(Debug)]
 pub struct GenerateStream {
     events: Streaming<GenerateEvent>,
+    /// Read ahead, so that what fails before it can be tried again.
+    first: Option<Event>,
     done: bool,
 }
 
@@ -31,12 +33,18 @@ pub struct Completion {
 }
 
 impl GenerateStream {
-    pub(crate) fn new(events: Streaming<GenerateEvent>) -> Self {
-        Self { events, done: false }
+    /// Waits for the first event.
+    pub(crate) async fn begin(events: Streaming<GenerateEvent>) -> Result<Self, ClientError> {
+        let mut stream = Self { events, first: None, done: false };
+        stream.first = stream.next().await.transpose()?;
+        Ok(stream)
     }
 
     /// The next event; `None` after `Done` or an error. Cancel safe.
     pub async fn next(&mut self) -> Option<Result<Event, ClientError>> {
+        if let Some(first) = self.first.take() {
+            return Some(Ok(first));
+        }
         if self.done {
             return None;
         }

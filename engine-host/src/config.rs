@@ -18,6 +18,7 @@ pub struct NodeConfig {
     /// `host:port` under which others reach the gRPC server; empty: as it listens.
     pub advertise: String,
     /// `http://host:port` of each etcd member; empty: the node registers nowhere.
+    #[serde(deserialize_with = "baton_runtime::config::list")]
     pub etcd: Vec<String>,
     /// Before all keys in etcd.
     pub etcd_prefix: String,
@@ -97,6 +98,12 @@ impl NodeConfig {
         }
         if self.block_tokens == 0 || !self.block_tokens.is_multiple_of(16) {
             wrong.push(format!("block_tokens: {} is no multiple of 16", self.block_tokens));
+        }
+        if self.grpc.ip().is_unspecified() && self.advertise.is_empty() && !self.etcd.is_empty() {
+            wrong.push(format!(
+                "advertise: {} is no address under which others reach this node; say which is",
+                self.grpc
+            ));
         }
         for (key, value) in [
             ("kv_pool_mib", self.kv_pool_mib),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use baton_registry::{Registry, RegistryError, Role};
 use baton_runtime::health::{self, Health};
 use baton_runtime::shutdown::Shutdown;
-use baton_types::NodeId;
+use baton_types::{ErrorCode, NodeId};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::service::Routes;
@@ -35,6 +35,8 @@ pub enum ServerError {
     Metrics(#[from] prometheus::Error),
     #[error("reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
+    #[error("the engine's thread has ended by itself: a bug; the node stops and may be restarted")]
+    EngineEnded,
     #[error("the server failed: {0}")]
     Transport(#[from] tonic::transport::Error),
 }
@@ -141,7 +143,10 @@ impl NodeServer {
         });
         self.health.set_ready(true);
         tracing::info!(node = %self.service.id, "ready");
-        shutdown.drain.cancelled().await;
+        let engine_ended = tokio::select! {
+            () = shutdown.drain.cancelled() => false,
+            () = thread_end(&self.engine) => true,
+        };
         self.health.set_ready(false);
         reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
         self.service.drain();
@@ -159,6 +164,9 @@ impl NodeServer {
         self.service.host.stop();
         let engine = self.engine;
         let _ended = tokio::task::spawn_blocking(move || engine.join()).await;
+        if engine_ended {
+            return Err(ServerError::EngineEnded);
+        }
         match served {
             Ok(Ok(result)) => Ok(result?),
             _ => Ok(()),
@@ -166,12 +174,20 @@ impl NodeServer {
     }
 }
 
+/// Returns when the engine's thread has ended, which it does unasked only by a panic.
+async fn thread_end(engine: &std::thread::JoinHandle<()>) {
+    while !engine.is_finished() {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
 async fn run_dry(service: &NodeService) {
     loop {
         let status = service.host.ask(|thread| thread.engine.status()).await;
         match status {
-            Ok(status) if status.running + status.waiting + status.reserved > 0 => {}
-            _ => return,
+            Ok(status) if status.running + status.waiting + status.reserved == 0 => return,
+            Err(error) if error.code == ErrorCode::Unavailable => return,
+            Ok(_) | Err(_) => {}
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

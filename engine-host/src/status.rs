@@ -7,13 +7,16 @@ use std::time::Duration;
 use baton_engine::core::EngineStatus;
 use baton_engine::thread::StepSpeed;
 use baton_kv_cache::BlockEvent;
-use baton_types::BlockHash;
+use baton_types::{BlockHash, ErrorCode};
 use tokio::sync::broadcast;
 
 use crate::{EngineHost, EngineMetrics};
 
 /// Between two looks at the engine.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// While the engine does not answer, its last look is told again so often.
+const ALIVE_EVERY: Duration = Duration::from_millis(300);
 
 /// Looks that a slow watcher may lie behind before it is sent the whole index again.
 const LAG_MAX: usize = 64;
@@ -63,18 +66,28 @@ impl StatusFeed {
             every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             loop {
                 every.tick().await;
-                let look = host
-                    .ask(|thread| {
-                        let status = thread.engine.status();
-                        (
-                            NodeLoad { status, speed: thread.speed },
-                            thread.engine.drain_block_events(),
-                        )
-                    })
-                    .await;
-                let Ok((load, events)) = look else { return };
-                metrics.observe(&load);
-                publisher.publish(load, events);
+                let look = host.ask(|thread| {
+                    let load = NodeLoad { status: thread.engine.status(), speed: thread.speed };
+                    (load, thread.engine.drain_block_events())
+                });
+                tokio::pin!(look);
+                let seen = loop {
+                    tokio::select! {
+                        seen = &mut look => break seen,
+                        // The engine is amid a long step; the node lives all the same.
+                        () = tokio::time::sleep(ALIVE_EVERY) => {
+                            publisher.publish(publisher.load(), Vec::new());
+                        }
+                    }
+                };
+                match seen {
+                    Ok((load, events)) => {
+                        metrics.observe(&load);
+                        publisher.publish(load, events);
+                    }
+                    Err(error) if error.code == ErrorCode::ResourceExhausted => {}
+                    Err(_) => return,
+                }
             }
         });
         feed

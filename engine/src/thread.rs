@@ -12,6 +12,13 @@ pub const COMMANDS_MAX: usize = 4_096;
 /// How long a reservation's deadline may be overlooked while the engine is idle.
 const IDLE_TICK: Duration = Duration::from_millis(100);
 
+/// Prefill chunks are cut so that a step takes about so long at most: between two steps the engine
+/// answers, and whoever waits for an answer must not take it for dead.
+const STEP_MOST_S: f64 = 0.5;
+
+/// Before the first prefill has been measured.
+const UNMEASURED_CHUNK_TOKENS: usize = 64;
+
 type Command = Box<dyn FnOnce(&mut EngineThread) + Send>;
 
 /// The engine cannot take the command.
@@ -52,7 +59,8 @@ impl EngineHandle {
     ///
     /// # Errors
     /// Where the system gives no thread.
-    pub fn spawn(engine: Engine, name: &str) -> std::io::Result<(Self, JoinHandle<()>)> {
+    pub fn spawn(mut engine: Engine, name: &str) -> std::io::Result<(Self, JoinHandle<()>)> {
+        engine.bound_chunks(UNMEASURED_CHUNK_TOKENS);
         let (commands, receiver) = std::sync::mpsc::sync_channel(COMMANDS_MAX);
         let thread = EngineThread { engine, speed: StepSpeed::default(), stopping: false };
         let joined = std::thread::Builder::new()
@@ -100,6 +108,8 @@ impl EngineThread {
                 (0, _) => smooth(&mut self.speed.decode_step_ms, seconds * 1e3),
                 (tokens, 0) => {
                     smooth(&mut self.speed.prefill_tokens_per_s, tokens as f64 / seconds);
+                    let most = self.speed.prefill_tokens_per_s * STEP_MOST_S;
+                    self.engine.bound_chunks(most as usize);
                 }
                 _ => {}
             }

@@ -13,6 +13,7 @@ use baton_runtime::random;
 use baton_runtime::shutdown::Shutdown;
 use baton_types::{Incarnation, NodeId};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_stream::wrappers::TcpListenerStream;
 
 use crate::admit::Admission;
@@ -20,7 +21,7 @@ use crate::catalog::Catalog;
 use crate::cluster::{Cluster, NodeState};
 use crate::config::RouterConfig;
 use crate::dispatch::Dispatcher;
-use crate::gateway::Gateway;
+use crate::gateway::{ENCODERS, Gateway};
 use crate::grpc::GrpcApi;
 use crate::metrics::RouterMetrics;
 use crate::openai;
@@ -93,8 +94,15 @@ impl RouterApp {
             budget: Arc::default(),
         };
         let admission = Admission::new(&config);
-        let gateway =
-            Gateway { catalog, cluster, admission, dispatcher, config, metrics: router_metrics };
+        let gateway = Gateway {
+            catalog,
+            cluster,
+            admission,
+            dispatcher,
+            config,
+            encoders: Arc::new(Semaphore::new(ENCODERS)),
+            metrics: router_metrics,
+        };
         let (health, registration) = (Health::default(), Some(registration));
         Ok(Self { gateway, metrics, health, grpc, http, registration })
     }

@@ -1,6 +1,6 @@
 //! The models that the cluster serves: tokenizer, template and shape of each, by fingerprint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use baton_proto::internal::ModelArtifactsResponse;
@@ -44,16 +44,18 @@ impl Catalog {
         Ok(())
     }
 
-    /// The model of that name; an empty name means the only one.
+    /// The model of that name among those that `live` nodes serve; an empty name means the only
+    /// one.
     ///
     /// # Errors
-    /// `NotFound` with the names that there are, `Unavailable` where there is none yet.
-    pub fn find(&self, name: &str) -> Result<Arc<Model>, Error> {
-        let models = self.lock();
+    /// `NotFound` with the names that there are, `Unavailable` where there is none now.
+    pub fn find(&self, name: &str, live: &BTreeSet<ModelFingerprint>) -> Result<Arc<Model>, Error> {
+        let mut models = self.lock().clone();
+        models.retain(|fingerprint, _| live.contains(fingerprint));
         if models.is_empty() {
             return Err(Error {
                 retry_after_ms: Some(1_000),
-                ..Error::unavailable("no node has said yet which model it serves")
+                ..Error::unavailable("no decode node serves a model now")
             });
         }
         let mut found = models.values().filter(|model| name.is_empty() || model.spec.name == name);
@@ -73,8 +75,9 @@ impl Catalog {
         }
     }
 
-    pub fn all(&self) -> Vec<Arc<Model>> {
-        self.lock().values().cloned().collect()
+    /// The models that `live` nodes serve.
+    pub fn all(&self, live: &BTreeSet<ModelFingerprint>) -> Vec<Arc<Model>> {
+        self.lock().values().filter(|model| live.contains(&model.fingerprint)).cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ModelFingerprint, Arc<Model>>> {

@@ -16,6 +16,7 @@ pub struct RouterConfig {
     /// The OpenAI API, health and metrics listen here.
     pub http: SocketAddr,
     /// `http://host:port` of each etcd member; empty: `nodes` alone.
+    #[serde(deserialize_with = "baton_runtime::config::list")]
     pub etcd: Vec<String>,
     /// Before all keys in etcd.
     pub etcd_prefix: String,

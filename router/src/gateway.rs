@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_runtime::random;
+use tokio::sync::Semaphore;
 use tracing::Instrument;
 
 use baton_types::{Error, GenerateRequest, RequestId, SamplingParams, StopParams, TokenId};
@@ -16,6 +17,9 @@ use crate::config::RouterConfig;
 use crate::dispatch::Dispatcher;
 use crate::metrics::RouterMetrics;
 
+/// Prompts that are encoded at once.
+pub const ENCODERS: usize = 2;
+
 const STOPS_MAX: usize = 16;
 const STOP_MAX_BYTES: usize = 1_024;
 
@@ -27,6 +31,8 @@ pub struct Gateway {
     pub admission: Admission,
     pub dispatcher: Dispatcher,
     pub config: Arc<RouterConfig>,
+    /// [`ENCODERS`] places.
+    pub encoders: Arc<Semaphore>,
     pub metrics: RouterMetrics,
 }
 
@@ -68,6 +74,38 @@ pub struct Prepared {
 }
 
 impl Gateway {
+    /// The model of that name; an empty name means the only one.
+    ///
+    /// # Errors
+    /// See [`Catalog::find`].
+    pub fn model(&self, name: &str) -> Result<Arc<Model>, Error> {
+        self.catalog.find(name, &self.cluster.live_models())
+    }
+
+    /// Models that can be asked for now.
+    pub fn models(&self) -> Vec<Arc<Model>> {
+        self.catalog.all(&self.cluster.live_models())
+    }
+
+    /// Encodes prompts away from the threads that serve: a long one takes seconds, and few at
+    /// once, so that many do not take every core.
+    ///
+    /// # Errors
+    /// `Internal` where that was interrupted.
+    pub async fn encode(
+        &self,
+        model: &Arc<Model>,
+        texts: Vec<String>,
+    ) -> Result<Vec<Vec<TokenId>>, Error> {
+        let interrupted = || Error::internal("encoding was interrupted");
+        let _place = self.encoders.acquire().await.map_err(|_| interrupted())?;
+        let model = model.clone();
+        let encode = move || {
+            texts.iter().map(|text| model.tokenizer.encode_prompt(text)).collect::<Vec<_>>()
+        };
+        tokio::task::spawn_blocking(encode).await.map_err(|_| interrupted())
+    }
+
     /// Completes and validates a request.
     ///
     /// # Errors

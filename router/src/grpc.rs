@@ -54,9 +54,9 @@ impl GrpcApi {
 
     async fn try_generate(&self, wire: GenerateRequest) -> Result<EventStream, Error> {
         let arrived = Instant::now();
-        let model = self.gateway.catalog.find(&wire.model)?;
+        let model = self.gateway.model(&wire.model)?;
         let prompt = match wire.prompt {
-            Some(Prompt::Text(text)) => model.tokenizer.encode_prompt(&text),
+            Some(Prompt::Text(text)) => self.gateway.encode(&model, vec![text]).await?.remove(0),
             Some(Prompt::TokenIds(ids)) => ids.ids,
             None => return Err(Error::invalid("prompt", "give a prompt: text or token_ids")),
         };
@@ -68,7 +68,7 @@ impl GrpcApi {
 
     async fn try_chat(&self, wire: ChatRequest) -> Result<EventStream, Error> {
         let arrived = Instant::now();
-        let model = self.gateway.catalog.find(&wire.model)?;
+        let model = self.gateway.model(&wire.model)?;
         if wire.messages.is_empty() {
             return Err(Error::invalid("messages", "give at least one message"));
         }
@@ -211,7 +211,7 @@ impl Baton for GrpcApi {
         &self,
         _request: Request<ListModelsRequest>,
     ) -> Result<Response<ListModelsResponse>, Status> {
-        let models = self.gateway.catalog.all();
+        let models = self.gateway.models();
         let models = models.iter().map(|model| WireModel {
             id: model.spec.name.clone(),
             context_tokens: model.spec.context_tokens as u32,
@@ -226,8 +226,9 @@ impl Baton for GrpcApi {
         request: Request<TokenizeRequest>,
     ) -> Result<Response<TokenizeResponse>, Status> {
         let request = request.into_inner();
-        let model = self.gateway.catalog.find(&request.model).map_err(|error| to_status(&error))?;
-        let ids = model.tokenizer.encode_prompt(&request.text);
+        let model = self.gateway.model(&request.model).map_err(|error| to_status(&error))?;
+        let encoded = self.gateway.encode(&model, vec![request.text]).await;
+        let ids = encoded.map_err(|error| to_status(&error))?.remove(0);
         Ok(Response::new(TokenizeResponse { ids }))
     }
 
@@ -236,7 +237,7 @@ impl Baton for GrpcApi {
         request: Request<DetokenizeRequest>,
     ) -> Result<Response<DetokenizeResponse>, Status> {
         let request = request.into_inner();
-        let model = self.gateway.catalog.find(&request.model).map_err(|error| to_status(&error))?;
+        let model = self.gateway.model(&request.model).map_err(|error| to_status(&error))?;
         let vocab = model.limits.vocab;
         if let Some(id) = request.ids.iter().find(|&&id| id as usize >= vocab) {
             let message = format!("token id {id} is not in the model's vocabulary of {vocab}");

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
 
-/// Prefix of environment variables: `BATON_GRPC` sets `grpc`, `BATON_QUEUE__MAX` sets `queue.max`.
+/// Prefix of environment variables: `BATON_GRPC` sets `grpc`.
 pub const ENVIRONMENT_PREFIX: &str = "BATON_";
 
 /// The configuration cannot be used.
@@ -39,13 +39,33 @@ where
         }
         figment = figment.merge(Toml::file_exact(file));
     }
-    figment
-        .merge(Env::prefixed(ENVIRONMENT_PREFIX).ignore(&["log", "log_format"]).split("__"))
-        .merge(Serialized::defaults(flags))
-        .extract()
-        .map_err(|errors| {
-            ConfigError::Invalid(errors.into_iter().map(|error| describe(&error)).collect())
-        })
+    // Others put variables with our prefix into the environment too (Kubernetes does for each
+    // service), so only those that name a key are taken.
+    let known = serde_json::to_value(defaults).unwrap_or_default();
+    let environment = Env::prefixed(ENVIRONMENT_PREFIX)
+        .filter(move |key| known.get(key.as_str().to_ascii_lowercase()).is_some());
+    figment.merge(environment).merge(Serialized::defaults(flags)).extract().map_err(|errors| {
+        ConfigError::Invalid(errors.into_iter().map(|error| describe(&error)).collect())
+    })
+}
+
+/// Reads a list, or one string with commas between: what fits into an environment variable.
+///
+/// # Errors
+/// For anything else.
+pub fn list<'de, D: Deserializer<'de>>(source: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum ListOrText {
+        List(Vec<String>),
+        Text(String),
+    }
+    Ok(match ListOrText::deserialize(source)? {
+        ListOrText::List(list) => list,
+        ListOrText::Text(text) => {
+            text.split(',').map(str::trim).filter(|one| !one.is_empty()).map(Into::into).collect()
+        }
+    })
 }
 
 fn describe(error: &figment::Error) -> String {
@@ -62,17 +82,18 @@ fn describe(error: &figment::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde::Deserialize;
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Config {
         grpc: String,
         threads: usize,
+        #[serde(deserialize_with = "list")]
+        etcd: Vec<String>,
     }
 
     fn defaults() -> Config {
-        Config { grpc: "127.0.0.1:1".into(), threads: 1 }
+        Config { grpc: "127.0.0.1:1".into(), threads: 1, etcd: vec![] }
     }
 
     fn load_with(file: &str, flags: &[(&str, &str)]) -> Result<Config, ConfigError> {
@@ -85,7 +106,9 @@ mod tests {
     #[test]
     fn flags_go_before_the_file_and_the_file_before_defaults() {
         let got = load_with("threads = 4\ngrpc = \"a\"", &[("grpc", "b")]).unwrap();
-        assert_eq!(got, Config { grpc: "b".into(), threads: 4 });
+        assert_eq!(got, Config { grpc: "b".into(), threads: 4, etcd: vec![] });
+        let lists = ["etcd = \"a, b\"", "etcd = [\"a\", \"b\"]"];
+        assert!(lists.iter().all(|file| load_with(file, &[]).unwrap().etcd == ["a", "b"]));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use baton_runtime::logs;
 use baton_runtime::shutdown::Shutdown;
 use serde_json::json;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use crate::{model_source, print};
 
@@ -88,10 +89,22 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     };
     let health = router.health();
     let mut parts: JoinSet<anyhow::Result<()>> = JoinSet::new();
-    let (one, two, three) = (shutdown.clone(), shutdown.clone(), shutdown.clone());
-    parts.spawn(async move { Ok(router.serve(one).await?) });
-    parts.spawn(async move { Ok(prefill.serve(two).await?) });
-    parts.spawn(async move { Ok(decode.serve(three).await?) });
+    let (router_end, prefill_end, decode_end) = (part(&shutdown), part(&shutdown), part(&shutdown));
+    // The nodes serve until the router has drained: its running answers need them.
+    let nodes = [prefill_end.drain.clone(), decode_end.drain.clone()];
+    let drain_router = shutdown.drain.clone();
+    let router_drain = router_end.drain.clone();
+    tokio::spawn(async move {
+        drain_router.cancelled().await;
+        router_drain.cancel();
+    });
+    parts.spawn(async move {
+        let served = router.serve(router_end).await;
+        nodes.iter().for_each(CancellationToken::cancel);
+        Ok(served?)
+    });
+    parts.spawn(async move { Ok(prefill.serve(prefill_end).await?) });
+    parts.spawn(async move { Ok(decode.serve(decode_end).await?) });
     let is_ready = async {
         while !health.is_ready() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -103,6 +116,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
             ready.print(flags.json).await?;
         }
         () = shutdown.drain.cancelled() => {}
+        Some(ended) = parts.join_next() => ended??,
     }
     while let Some(ended) = parts.join_next().await {
         // One part's end ends the others.
@@ -110,6 +124,11 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         ended??;
     }
     Ok(())
+}
+
+/// One part's own end: it drains when told to, and stops at the latest when all do.
+fn part(all: &Shutdown) -> Shutdown {
+    Shutdown { drain: CancellationToken::new(), stop: all.stop.child_token() }
 }
 
 /// Threads for prefill and decode: the cores, halved, since both run at once.
@@ -171,7 +190,7 @@ impl ReadyBlock {
              Try:\n\n  \
              curl http://{http}/v1/chat/completions \
              -H 'content-type: application/json' -d '{body}'\n\n\
-             or `baton chat`. Ctrl-C drains and stops.\n"
+             or `baton chat --endpoint http://{grpc}`. Ctrl-C drains and stops.\n"
         ))
     }
 }

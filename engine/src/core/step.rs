@@ -67,7 +67,8 @@ impl Engine {
     fn budget(&self) -> StepBudget {
         StepBudget {
             tokens: self.backend.max_step_tokens(),
-            mixed_prefill_tokens: self.config.mixed_prefill_tokens,
+            prefill_tokens: self.config.prefill_chunk_tokens.min(self.chunk_most_tokens),
+            mixed_prefill_tokens: self.config.mixed_prefill_tokens.min(self.chunk_most_tokens),
             logit_rows: self.backend.max_logit_rows(),
             free_blocks: self.pool.available(),
             block_tokens: self.pool.block_tokens(),
@@ -167,6 +168,7 @@ impl Engine {
             })
             .collect();
         let vocab = self.backend.spec().vocab;
+        let began = Instant::now();
         let mut sink = ExportSink { runs: &mut self.runs, chunks };
         let backend = &mut self.backend;
         let result = catch_unwind(AssertUnwindSafe(|| {
@@ -178,6 +180,7 @@ impl Engine {
             Err(_) => return self.fail_step(chunks, "the engine panicked in this step"),
         };
         self.counters.steps += 1;
+        let now = now + began.elapsed();
         let mut report = StepReport::default();
         let mut rows = logits.chunks_exact(vocab);
         for chunk in chunks {

@@ -28,6 +28,8 @@ pub struct PlanSequence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepBudget {
     pub tokens: usize,
+    /// Prefill tokens in a step without decodes.
+    pub prefill_tokens: usize,
     /// Prefill tokens in a step that has decodes: bounds how long those wait.
     pub mixed_prefill_tokens: usize,
     pub logit_rows: usize,
@@ -62,9 +64,11 @@ pub fn plan_step(sequences: &[PlanSequence], budget: &StepBudget) -> StepPlan {
     for at in decodes {
         step.place(at, 1);
     }
-    if !step.plan.chunks.is_empty() {
-        step.tokens = step.tokens.min(budget.mixed_prefill_tokens);
-    }
+    let most = match step.plan.chunks.is_empty() {
+        true => budget.prefill_tokens,
+        false => budget.mixed_prefill_tokens,
+    };
+    step.tokens = step.tokens.min(most);
     for at in prefills {
         step.place(at, sequences[at].pending_tokens);
     }

@@ -21,6 +21,7 @@ fn prefill(run: usize, pending_tokens: usize) -> PlanSequence {
 
 const BUDGET: StepBudget = StepBudget {
     tokens: 512,
+    prefill_tokens: 512,
     mixed_prefill_tokens: 64,
     logit_rows: 64,
     free_blocks: 100,

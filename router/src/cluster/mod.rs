@@ -4,12 +4,12 @@
 mod link;
 mod node;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_registry::{Member, Registry, View};
-use baton_types::NodeId;
+use baton_registry::{Member, Registry, Role, View};
+use baton_types::{ModelFingerprint, NodeId};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -64,6 +64,13 @@ impl Cluster {
         self.lock().values().cloned().collect()
     }
 
+    /// Models of decode nodes that are there; those whose node has just failed included.
+    pub fn live_models(&self) -> BTreeSet<ModelFingerprint> {
+        let nodes = self.nodes();
+        let decode = nodes.iter().filter(|node| node.member().role == Role::Decode);
+        decode.filter_map(|node| node.model()).collect()
+    }
+
     /// Whether membership comes from the last known view.
     pub fn is_stale(&self) -> bool {
         self.0.view.borrow().stale
@@ -91,8 +98,7 @@ impl Cluster {
             }
             stays
         });
-        for member in members.values().filter(|member| member.role != baton_registry::Role::Router)
-        {
+        for member in members.values().filter(|member| member.role != Role::Router) {
             if nodes.contains_key(&member.id) {
                 continue;
             }

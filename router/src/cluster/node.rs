@@ -194,6 +194,11 @@ impl Node {
         self.set_lost(false);
     }
 
+    /// What it serves, as far as it has been heard.
+    pub fn model(&self) -> Option<ModelFingerprint> {
+        self.heard().fingerprint
+    }
+
     pub fn state(&self) -> NodeState {
         Self::state_of(&self.heard())
     }

@@ -35,8 +35,8 @@ pub use explain::{Explain, Phases};
 /// Events that wait for a slow client; more hold the nodes' streams back.
 const EVENTS_MAX: usize = 256;
 
-/// Placements of one request at most, whatever dies.
-const PLACEMENTS_MAX: u32 = 12;
+/// So many decode nodes may be lost under one request; then it is given up.
+const LOST_MAX: u32 = 12;
 
 /// What becomes of a request; `Done` or `Failed` is the last, exactly once.
 #[derive(Debug)]
@@ -103,7 +103,10 @@ struct Dispatch {
     deadline: Instant,
     /// Nodes that failed for this request.
     excluded: Vec<NodeId>,
-    placements: u32,
+    /// Reservations asked for, which each have an id of their own.
+    asked: u16,
+    /// Decode nodes that were lost under this request.
+    lost: u32,
     /// The client needs no more tokens.
     enough: CancellationToken,
     has_prompt_logprobs: bool,
@@ -139,7 +142,8 @@ impl Dispatch {
             request,
             events,
             excluded: Vec::new(),
-            placements: 0,
+            asked: 0,
+            lost: 0,
             enough: CancellationToken::new(),
             has_prompt_logprobs: false,
         }
@@ -156,16 +160,20 @@ impl Dispatch {
                     tracing::warn!(%error, "the decode node is lost; going on elsewhere");
                     self.router.metrics.recovered();
                     self.trail.recovered(&error);
+                    self.lost += 1;
                 }
             }
             if self.sequencer.all_finished() {
                 // Everything was delivered before the node went.
                 return Ok(self.trail.finish(&self.sequencer));
             }
-            if self.placements >= PLACEMENTS_MAX {
-                return Err(Error::unavailable(format!(
-                    "{PLACEMENTS_MAX} decode nodes were lost under this request"
-                )));
+            if self.lost >= LOST_MAX {
+                return Err(Error {
+                    retry_after_ms: Some(1_000),
+                    ..Error::unavailable(format!(
+                        "{LOST_MAX} decode nodes were lost under this request"
+                    ))
+                });
             }
         }
     }
@@ -178,7 +186,9 @@ impl Dispatch {
             return Err(self.deadline_error());
         }
         let mut id = self.request.id;
-        id.0[15] ^= self.placements as u8;
+        let asked = self.asked.to_le_bytes();
+        id.0[14] ^= asked[0];
+        id.0[15] ^= asked[1];
         let prompt_logprobs =
             if self.has_prompt_logprobs { None } else { self.request.prompt_logprobs };
         Ok(GenerateRequest {

@@ -20,8 +20,9 @@ use super::Dispatch;
 use crate::cluster::{InFlight, NodeView};
 use crate::plan::{Plan, plan};
 
-/// One control call at most; nodes answer from memory.
-const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// One control call at most. A node answers between two steps of its engine; one that is gone is
+/// found sooner, by its silence.
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Before nodes that had no room are asked again, jittered; doubled each time, up to the most, so
 /// that many who wait do not keep the nodes busy with saying no.
@@ -123,9 +124,13 @@ impl Dispatch {
                 Ok(plan) => plan,
                 Err(error) => return Err(full.unwrap_or(error)),
             };
-            self.placements += 1;
+            self.asked = self.asked.wrapping_add(1);
             let decode = plan.decode.node.clone();
-            let error = match self.open(plan).await {
+            let opened = tokio::select! {
+                opened = self.open(plan) => opened,
+                () = decode.lost() => Err(Error::unavailable("it is not heard any more")),
+            };
+            let error = match opened {
                 Ok(placement) => {
                     decode.worked();
                     return Ok(placement);
@@ -134,7 +139,12 @@ impl Dispatch {
             };
             self.excluded.push(decode.member().id.clone());
             match error.code {
-                ErrorCode::ResourceExhausted => full = Some(error),
+                // A node that has no room now says more than one that never has.
+                ErrorCode::ResourceExhausted => {
+                    if full.as_ref().is_none_or(|full: &Error| full.retry_after_ms.is_none()) {
+                        full = Some(error);
+                    }
+                }
                 ErrorCode::Unavailable | ErrorCode::DeadlineExceeded => {
                     decode.failed();
                     self.trail.note(format!("{} did not reserve: {error}", decode.member().id));

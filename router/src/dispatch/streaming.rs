@@ -42,7 +42,17 @@ impl Dispatch {
                     }
                 }
                 event = next_prefill_event(prefill) => {
-                    self.prefill_event(&mut placement, event).await?;
+                    tokio::select! {
+                        taken = self.prefill_event(&mut placement, event) => taken?,
+                        // Replacing a prefill asks the decode node, which may be what is gone.
+                        () = decode_node.lost() => {
+                            decode_node.failed();
+                            return Err(lost("it is not heard any more"));
+                        }
+                        () = &mut deadline => {
+                            return Err(Interrupted::Fatal(self.deadline_error()));
+                        }
+                    }
                 }
                 () = decode_node.lost() => {
                     decode_node.failed();

@@ -73,7 +73,7 @@ async fn parse(
 ) -> Result<(Prepared, Delivery), Error> {
     let mut fields = Fields::parse(headers, body)?;
     let name: String = fields.require("model")?;
-    let model = gateway.catalog.find(&name)?;
+    let model = gateway.model(&name)?;
     let messages = messages(fields.require("messages")?)?;
     let options = chat_options(&mut fields)?;
     let (mut wishes, delivery) = wishes::take(&mut fields)?;

@@ -68,7 +68,7 @@ pub(super) async fn create(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let Parsed { prepared, style } = parse(&gateway, &headers, body, arrived)?;
+    let Parsed { prepared, style } = parse(&gateway, &headers, body, arrived).await?;
     let first = &prepared[0];
     let (model, choices) = (first.model.clone(), usize::from(first.request.choices));
     let request_id = first.request.id.to_string();
@@ -106,7 +106,7 @@ pub(super) async fn create(
     Ok(with_request_id(&request_id, Json(object)))
 }
 
-fn parse(
+async fn parse(
     gateway: &Gateway,
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -114,9 +114,9 @@ fn parse(
 ) -> Result<Parsed, Error> {
     let mut fields = Fields::parse(headers, body)?;
     let name: String = fields.require("model")?;
-    let model = gateway.catalog.find(&name)?;
+    let model = gateway.model(&name)?;
     let prompt: Value = fields.require("prompt")?;
-    let prompts = prompts(&model, prompt)?;
+    let prompts = prompts(gateway, &model, prompt).await?;
     let (mut wishes, delivery) = wishes::take(&mut fields)?;
     let echo = fields.take("echo")?.unwrap_or(false);
     wishes.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
@@ -138,25 +138,32 @@ fn parse(
     Ok(Parsed { prepared, style })
 }
 
-fn prompts(model: &Model, field: Value) -> Result<Vec<Vec<TokenId>>, Error> {
+async fn prompts(
+    gateway: &Gateway,
+    model: &Arc<Model>,
+    field: Value,
+) -> Result<Vec<Vec<TokenId>>, Error> {
     let wrong = "prompt must be a string, a list of strings, a list of token ids, or a list of \
                  lists of token ids";
     if field.as_array().is_some_and(Vec::is_empty) {
         return Err(Error::invalid("prompt", "the list of prompts is empty"));
     }
     let field = serde_json::from_value(field).map_err(|_| Error::invalid("prompt", wrong))?;
-    let encode = |text: String| model.tokenizer.encode_prompt(&text);
-    let prompts: Vec<_> = match field {
-        PromptField::Text(text) => vec![encode(text)],
-        PromptField::Texts(texts) => texts.into_iter().map(encode).collect(),
-        PromptField::Ids(ids) => vec![ids],
-        PromptField::ManyIds(many) => many,
+    let count = match &field {
+        PromptField::Text(_) | PromptField::Ids(_) => 1,
+        PromptField::Texts(texts) => texts.len(),
+        PromptField::ManyIds(many) => many.len(),
     };
-    if prompts.len() > PROMPTS_MAX {
-        let message = format!("{} prompts are too many: at most {PROMPTS_MAX}", prompts.len());
+    if count > PROMPTS_MAX {
+        let message = format!("{count} prompts are too many: at most {PROMPTS_MAX}");
         return Err(Error::invalid("prompt", message));
     }
-    Ok(prompts)
+    match field {
+        PromptField::Text(text) => gateway.encode(model, vec![text]).await,
+        PromptField::Texts(texts) => gateway.encode(model, texts).await,
+        PromptField::Ids(ids) => Ok(vec![ids]),
+        PromptField::ManyIds(many) => Ok(many),
+    }
 }
 
 fn merge(answers: Vec<AnswerStream>) -> BoxStream<'static, Tagged> {

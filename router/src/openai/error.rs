@@ -45,6 +45,10 @@ impl IntoResponse for ApiError {
         // A feature that is not there is the caller's to leave out.
         let status = match self.0.code {
             ErrorCode::Unsupported => StatusCode::BAD_REQUEST,
+            // What no node can ever hold: trying again does not help.
+            ErrorCode::ResourceExhausted if self.0.retry_after_ms.is_none() => {
+                StatusCode::BAD_REQUEST
+            }
             _ if self.0.field.as_deref() == Some(TOO_LARGE) => StatusCode::PAYLOAD_TOO_LARGE,
             code => {
                 StatusCode::from_u16(http_status(code)).expect("the error map holds valid statuses")

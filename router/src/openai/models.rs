@@ -9,7 +9,7 @@ use crate::catalog::Model;
 use crate::gateway::Gateway;
 
 pub(super) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
-    let models: Vec<Value> = gateway.catalog.all().iter().map(|model| to_json(model)).collect();
+    let models: Vec<Value> = gateway.models().iter().map(|model| to_json(model)).collect();
     Json(json!({"object": "list", "data": models}))
 }
 
@@ -17,7 +17,7 @@ pub(super) async fn retrieve(
     State(gateway): State<Gateway>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    Ok(Json(to_json(&*gateway.catalog.find(&id)?)))
+    Ok(Json(to_json(&*gateway.model(&id)?)))
 }
 
 fn to_json(model: &Model) -> Value {

@@ -322,6 +322,26 @@ fn recovery_goes_on_behind_what_was_delivered() {
 }
 
 #[test]
+fn an_answer_that_was_delivered_whole_ends_at_once() {
+    let mut engine = engine(64, 16);
+    let mut request = request(1, prompt(37, 1), 5, 2);
+    request.stop.stop_token_ids = vec![90];
+    let delivered = [
+        // By its length, and by a stop id; the node died before it could say so.
+        Delivered { ids: vec![1, 2, 3, 4, 5], finished: false },
+        Delivered { ids: vec![1, 90], finished: false },
+    ];
+    let inbox = Inbox::default();
+    let reserved =
+        engine.reserve(request.clone(), &delivered, Box::new(inbox.clone()), Instant::now());
+    assert_eq!(reserved.unwrap(), 0);
+    assert!(!engine.contains(request.id));
+    let outcome = inbox.outcome(2);
+    assert_eq!(outcome.finished, [Some(FinishReason::Length), Some(FinishReason::Stop)]);
+    assert!(outcome.stats.is_some() && outcome.tokens.iter().all(Vec::is_empty));
+}
+
+#[test]
 fn prompt_logprobs_cover_the_prompt_once() {
     let mut engine = engine(64, 16);
     let mut wanted = request(1, prompt(50, 1), 3, 1);
