@@ -51,6 +51,8 @@ impl Kernels {
     pub(crate) fn new(isa: Isa) -> Self {
         assert!(isa.is_available(), "{} is not available here", isa.as_str());
         match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Scalar if Isa::Avx2.is_available() => scalar_fused::KERNELS,
             Isa::Scalar => scalar::KERNELS,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::KERNELS,
@@ -59,6 +61,12 @@ impl Kernels {
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!("asserted to be available"),
         }
+    }
+
+    /// Scalar as every processor can do it, whatever this one has.
+    #[cfg(test)]
+    pub(crate) fn plain_scalar() -> Self {
+        scalar::KERNELS
     }
 }
 
@@ -115,6 +123,9 @@ macro_rules! instantiate {
 }
 
 instantiate!(scalar, Isa::Scalar, crate::simd::scalar::Scalar);
+// The same source where a fused multiply-add is an instruction and not a call: the same bits, sooner.
+#[cfg(target_arch = "x86_64")]
+instantiate!(scalar_fused, Isa::Scalar, crate::simd::scalar::Scalar, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 instantiate!(avx2, Isa::Avx2, crate::simd::avx2::Avx2, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]

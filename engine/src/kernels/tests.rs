@@ -32,8 +32,10 @@ impl Random {
     }
 }
 
+/// The specification first.
 pub(super) fn kernels() -> impl Iterator<Item = Kernels> {
-    [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|i| i.is_available()).map(Kernels::new)
+    let isas = [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_available());
+    std::iter::once(Kernels::plain_scalar()).chain(isas.map(Kernels::new))
 }
 
 pub(super) fn bits(x: &[f32]) -> Vec<u32> {

@@ -92,7 +92,7 @@ fn all_instruction_sets_and_row_counts_agree() {
         for rows in [1, 2, 3, 7, 8, 13, 17] {
             let x: Vec<f32> = random.numbers(rows * K).iter().map(|x| x * 5.0).collect();
             for epilogue in [Epilogue::Store, Epilogue::Add, Epilogue::SiluMul] {
-                let want = product(&Kernels::new(Isa::Scalar), &packed, &x, epilogue, 0.25);
+                let want = product(&Kernels::plain_scalar(), &packed, &x, epilogue, 0.25);
                 for kernels in kernels() {
                     let got = product(&kernels, &packed, &x, epilogue, 0.25);
                     assert_eq!(bits(&got), bits(&want), "{dtype:?} {rows} {:?}", kernels.isa);
@@ -115,7 +115,7 @@ fn scalar_is_close_to_f64() {
         let view = view(dtype, ROWS, &bytes);
         let packed = PackedMatrix::pack(&[view], 1).unwrap();
         let x = random.numbers(3 * K);
-        let got = product(&Kernels::new(Isa::Scalar), &packed, &x, Epilogue::Store, 0.0);
+        let got = product(&Kernels::plain_scalar(), &packed, &x, Epilogue::Store, 0.0);
         // Quantised activations are off by up to half a step of max / 127 in each of K products.
         let step = if dtype.block_len() == 32 { 0.5 / 127.0 } else { 1e-6 };
         let stride = packed.panels() * PANEL_ROWS;
