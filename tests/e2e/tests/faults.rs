@@ -10,6 +10,7 @@ use baton_tests::cluster::{Cluster, Plan, Role};
 use baton_tests::load::{self, Case, Recorded, Running};
 use baton_tests::process::Signal;
 use baton_tests::{alone, wait};
+use baton_types::ErrorCode;
 
 const PLAN: Plan = Plan {
     etcd: 3,
@@ -148,6 +149,42 @@ async fn a_decode_node_is_stopped(scene: &mut Scene) {
     scene.cluster.assert_no_panics();
 }
 
+/// Its clients get one clear error; what it ran at the nodes is freed; the other one goes on.
+async fn a_router_is_killed(scene: &mut Scene) {
+    let running = scene.streams().await;
+    scene.third(&running).await;
+    scene.cluster.part(Role::Router, 0).process.kill();
+    for (at, outcome) in running.outcomes().await.into_iter().enumerate() {
+        match outcome {
+            // Odd ones went through the other router.
+            Ok(got) => load::assert_equal(
+                std::slice::from_ref(&scene.expected[at]),
+                &[got],
+                "kill -9 of a router",
+            ),
+            Err(error) if at % 2 == 0 => assert_eq!(error.code(), ErrorCode::Unavailable),
+            Err(error) => panic!("request {at} went through the router that lives: {error}"),
+        }
+    }
+    scene.cluster.idle(IDLE_WITHIN).await;
+    scene.cluster.restart(Role::Router, 0).await;
+}
+
+/// The last known members serve on.
+async fn etcd_goes_away(scene: &mut Scene) {
+    let etcd = scene.cluster.etcd.as_mut().expect("the plan has etcd");
+    (0..PLAN.etcd).for_each(|member| etcd.kill(member));
+    let clients = scene.cluster.clients();
+    wait::until(FOUND_WITHIN, "routers that say that their view is stale", || async {
+        let stale = scene.cluster.routers_sum("baton_membership_stale").await;
+        if stale == 2.0 { Ok(()) } else { Err(format!("{stale} do")) }
+    })
+    .await;
+    let got = load::start(&clients, &scene.cases[..8]).finish().await;
+    load::assert_equal(&scene.expected[..8], &got, "without etcd");
+    scene.cluster.idle(IDLE_WITHIN).await;
+}
+
 /// Faults come one after the other on one cluster: starting it is what takes longest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_end_equal_whatever_is_killed() {
@@ -157,4 +194,7 @@ async fn streams_end_equal_whatever_is_killed() {
     a_prefill_node_is_killed(&mut scene).await;
     the_etcd_leader_is_killed(&mut scene).await;
     a_decode_node_is_stopped(&mut scene).await;
+    a_router_is_killed(&mut scene).await;
+    etcd_goes_away(&mut scene).await;
+    scene.cluster.assert_no_panics();
 }
