@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_registry::{Registry, RegistryError, Role};
+use baton_runtime::accept;
 use baton_runtime::health::{self, Health};
 use baton_runtime::shutdown::Shutdown;
 use baton_types::{ErrorCode, NodeId};
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::service::Routes;
 
 use crate::{
@@ -123,14 +123,14 @@ impl NodeServer {
             .add_service(reflection);
         let app = health::routes(self.health.clone(), self.metrics.clone());
         let stop = shutdown.stop.clone();
-        let http = axum::serve(self.http, app).with_graceful_shutdown({
+        let http = axum::serve(accept::http(self.http), app).with_graceful_shutdown({
             let stop = stop.clone();
             async move { stop.cancelled().await }
         });
         let http = tokio::spawn(async move { http.await });
         let grpc = tokio::spawn({
             let stop = stop.clone();
-            let incoming = TcpListenerStream::new(self.grpc);
+            let incoming = accept::grpc(self.grpc);
             async move {
                 baton_runtime::grpc::server()
                     .initial_stream_window_size(16 << 20)

@@ -8,13 +8,13 @@ use baton_proto::v1::baton_server::BatonServer;
 use baton_registry::{
     EtcdConfig, EtcdRegistry, Member, MemoryRegistry, Registration, Registry, RegistryError, Role,
 };
+use baton_runtime::accept;
 use baton_runtime::health::{self, Health};
 use baton_runtime::random;
 use baton_runtime::shutdown::Shutdown;
 use baton_types::{Incarnation, NodeId};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio_stream::wrappers::TcpListenerStream;
 
 use crate::admit::Admission;
 use crate::catalog::Catalog;
@@ -135,7 +135,7 @@ impl RouterApp {
         let app = openai::routes(self.gateway.clone())
             .merge(health::routes(self.health.clone(), self.metrics.clone()));
         let stop = shutdown.stop.clone();
-        let http = axum::serve(self.http, app).with_graceful_shutdown({
+        let http = axum::serve(accept::http(self.http), app).with_graceful_shutdown({
             let stop = stop.clone();
             async move { stop.cancelled().await }
         });
@@ -145,7 +145,7 @@ impl RouterApp {
                 .add_service(api)
                 .add_service(health_service)
                 .add_service(reflection)
-                .serve_with_incoming_shutdown(TcpListenerStream::new(self.grpc), {
+                .serve_with_incoming_shutdown(accept::grpc(self.grpc), {
                     let stop = stop.clone();
                     async move { stop.cancelled().await }
                 }),

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod accept;
 pub mod config;
 pub mod grpc;
 pub mod health;
