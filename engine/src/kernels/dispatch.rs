@@ -123,7 +123,8 @@ macro_rules! instantiate {
 }
 
 instantiate!(scalar, Isa::Scalar, crate::simd::scalar::Scalar);
-// The same source where a fused multiply-add is an instruction and not a call: the same bits, sooner.
+// The same source where a fused multiply-add is an instruction and not a call: the same bits,
+// sooner.
 #[cfg(target_arch = "x86_64")]
 instantiate!(scalar_fused, Isa::Scalar, crate::simd::scalar::Scalar, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
