@@ -213,7 +213,7 @@ def test_a_long_prompt_is_handed_over_and_explains_itself(client, server, model)
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"extra_body": {"temprature": 1}}, "temprature"),
