@@ -49,6 +49,7 @@ impl Default for ClientOptions {
 /// Speaks to a router. Cheap to clone; clones share the connection.
 #[derive(Clone, Debug)]
 pub struct Client {
+    endpoint: String,
     channel: Channel,
     options: ClientOptions,
 }
@@ -79,10 +80,11 @@ impl Client {
             let tls = tls_config(&options.tls)?;
             made = made.tls_config(tls).map_err(|error| ClientError::Tls(error.to_string()))?;
         }
-        Ok(Self { channel: made.connect_lazy(), options })
+        Ok(Self { endpoint: endpoint.to_string(), channel: made.connect_lazy(), options })
     }
 
-    /// Generates from a raw prompt. Dropping the stream cancels.
+    /// Generates from a raw prompt; returns with the first event, so that what fails before it
+    /// can be tried again. Dropping the stream, or this future, cancels.
     ///
     /// # Errors
     /// What the server says; before the first event it has been tried again already.
@@ -95,7 +97,7 @@ impl Client {
         self.retrying(call, None).await
     }
 
-    /// Generates from messages. Dropping the stream cancels.
+    /// Generates from messages. Dropping the stream, or this future, cancels.
     ///
     /// # Errors
     /// As [`generate`](Self::generate).
@@ -176,9 +178,12 @@ impl Client {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
-            let ClientError::Baton(baton) = &error else { return Err(error) };
+            let ClientError::Baton(mut baton) = error else { return Err(error) };
             if left == 0 || !baton.code.is_retryable() {
-                return Err(error);
+                if baton.code == ErrorCode::Unavailable {
+                    baton.message = format!("{}: {}", self.endpoint, baton.message);
+                }
+                return Err(ClientError::Baton(baton));
             }
             left -= 1;
             let wait = baton.retry_after_ms.map_or(backoff, Duration::from_millis);

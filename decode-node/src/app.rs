@@ -58,6 +58,6 @@ impl DecodeNode {
         let mut routes = Routes::builder();
         routes.add_service(DecodeServer::new(DecodeService::new(sessions)));
         routes.add_service(push);
-        self.server.serve(routes.routes(), shutdown).await
+        self.server.serve(grpc::server(), routes.routes(), shutdown).await
     }
 }

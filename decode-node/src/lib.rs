@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod app;
+mod cancelled;
 mod metrics;
 mod push;
 mod service;

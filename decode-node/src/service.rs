@@ -4,20 +4,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use baton_engine::core::{Delivered, EngineEvent};
+use baton_engine_host::Events;
 use baton_proto::convert::request_id;
 use baton_proto::error::to_status;
 use baton_proto::internal::decode_event::Event;
 use baton_proto::internal::decode_server::Decode;
 use baton_proto::internal::{
-    ChoiceFinished, DecodeEvent, DecodeRunRequest, Finished, PromptLogprobs, ReserveRequest,
-    ReserveResponse,
+    CancelRequest, CancelResponse, ChoiceFinished, DecodeEvent, DecodeRunRequest, Finished,
+    PromptLogprobs, ReserveRequest, ReserveResponse,
 };
 use baton_types::{Error, GenerateRequest, Incarnation, RequestId};
 use futures::Stream;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
 
-use crate::sessions::{Events, Reservation, Sessions};
+use crate::sessions::{Reservation, Sessions};
 
 pub(crate) struct DecodeService {
     sessions: Arc<Sessions>,
@@ -89,6 +90,14 @@ impl Decode for DecodeService {
             }
         });
         Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<CancelRequest>,
+    ) -> Result<Response<CancelResponse>, Status> {
+        let id = request_id(&request.get_ref().request_id).map_err(|error| to_status(&error))?;
+        Ok(Response::new(CancelResponse { found: self.sessions.cancel(id) }))
     }
 }
 

@@ -4,12 +4,12 @@
 //! engine (which holds the blocks), and the prefill node (which pushes KV under a grant). It ends
 //! when the router's stream ends, or when nobody runs it in time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use baton_engine::core::{Delivered, EngineEvent, Outbox};
-use baton_engine_host::{NodeConfig, NodeService};
+use baton_engine::core::Delivered;
+use baton_engine_host::{Events, NodeConfig, NodeService, events};
 use baton_kv_transfer::TransferError;
 use baton_kv_transfer::clock::Clock;
 use baton_kv_transfer::frame::WireLayout;
@@ -18,14 +18,12 @@ use baton_kv_transfer::receiver::{Receiver, ReceiverConfig};
 use baton_kv_transfer::timing::Timing;
 use baton_runtime::random;
 use baton_types::{Epoch, Error, ErrorCode, GenerateRequest, Incarnation, RequestId, TransferId};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
+
+use crate::cancelled::Cancelled;
 
 /// How long a new grant waits for the older transfer to let go of the blocks.
 const FENCE_WAIT: Duration = Duration::from_secs(3);
-
-/// Events of one request. Unbounded in type, bounded in fact: a request has at most `choices` ×
-/// `max_tokens` tokens, which its context bounds.
-pub(crate) type Events = mpsc::UnboundedReceiver<EngineEvent>;
 
 /// All requests of one node.
 #[derive(Debug)]
@@ -42,6 +40,9 @@ pub(crate) struct Sessions {
 struct Table {
     sessions: HashMap<RequestId, Session>,
     transfers: HashMap<TransferId, RequestId>,
+    /// New requests that the engine is asked to reserve.
+    reserving: HashSet<RequestId>,
+    cancelled: Cancelled,
 }
 
 #[derive(Debug)]
@@ -88,25 +89,20 @@ pub(crate) struct Driven {
     rested: oneshot::Sender<()>,
 }
 
-struct EventSender(mpsc::UnboundedSender<EngineEvent>);
-
-impl Outbox for EventSender {
-    fn send(&self, event: EngineEvent) {
-        // The session may have ended; its cancellation is on the way to the engine.
-        let _unheard = self.0.send(event);
-    }
-}
-
 /// A reservation that has no session yet. The engine makes it whether or not somebody still waits
 /// for it; dropped, it is taken back.
 struct Unclaimed<'a> {
     sessions: &'a Sessions,
     id: RequestId,
+    claimed: bool,
 }
 
 impl Drop for Unclaimed<'_> {
     fn drop(&mut self) {
-        self.sessions.cancel_in_engine(self.id);
+        self.sessions.table().reserving.remove(&self.id);
+        if !self.claimed {
+            self.sessions.node.host.cancel(self.id);
+        }
     }
 }
 
@@ -134,17 +130,16 @@ impl Sessions {
     /// `InvalidArgument`.
     pub async fn reserve(self: &Arc<Self>, wanted: Reservation) -> Result<Reserved, Error> {
         let id = wanted.request.id;
-        if self.known(id) {
+        let Some(mut unclaimed) = self.begin_reserving(id)? else {
             return self.regrant(id, wanted.attempt, wanted.sender).await;
-        }
+        };
         let Reservation { request, attempt, delivered, sender } = wanted;
-        let (outbox, events) = mpsc::unbounded_channel();
+        let (outbox, events) = events();
         let prompt_tokens = request.prompt.len();
         let (choices, deadline_ms) = (request.choices, request.deadline_ms);
         let here = sender.is_none();
         let reserving = self.node.host.ask(move |thread| {
             let engine = &mut thread.engine;
-            let outbox = Box::new(EventSender(outbox));
             let cached = engine.reserve(request, &delivered, outbox, Instant::now())?;
             // What was delivered may have been the whole answer.
             if here && engine.contains(id) {
@@ -152,10 +147,7 @@ impl Sessions {
             }
             Ok::<_, Error>(cached)
         });
-        let unclaimed = Unclaimed { sessions: self, id };
         let reserved = reserving.await;
-        // From here to the session's place in the table nothing is awaited.
-        std::mem::forget(unclaimed);
         let cached_tokens = reserved??;
         let deadline_ms = self.clock.now_ms() + deadline_ms;
         let mut session = Session {
@@ -167,6 +159,10 @@ impl Sessions {
         };
         let mut granted = bytes::Bytes::new();
         let mut table = self.table();
+        if table.cancelled.contains(id) {
+            drop(table);
+            return Err(Error::new(ErrorCode::Cancelled, "it was cancelled before it came"));
+        }
         if let Some(incarnation) = sender {
             let grant = self.new_grant(id, prompt_tokens, cached_tokens, choices, incarnation);
             let transfer_id = grant.transfer_id;
@@ -183,8 +179,28 @@ impl Sessions {
         }
         table.sessions.insert(id, session);
         drop(table);
+        unclaimed.claimed = true;
+        tracing::debug!(request_id = %id, attempt, cached_tokens, "reserved");
         self.end_unless_run(id);
         Ok(Reserved { grant: granted, cached_tokens })
+    }
+
+    /// `None` where the request is known.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` where another call reserves the same request at this moment.
+    fn begin_reserving(&self, id: RequestId) -> Result<Option<Unclaimed<'_>>, Error> {
+        let mut table = self.table();
+        if table.sessions.contains_key(&id) {
+            return Ok(None);
+        }
+        if !table.reserving.insert(id) {
+            return Err(Error::new(
+                ErrorCode::FailedPrecondition,
+                format!("another call reserves {id} at this moment"),
+            ));
+        }
+        Ok(Some(Unclaimed { sessions: self, id, claimed: false }))
     }
 
     fn new_grant(
@@ -346,6 +362,22 @@ impl Sessions {
         let _unheard = driven.rested.send(());
     }
 
+    /// Ends a session at its router's wish, or keeps it from beginning. Whether it was here.
+    pub fn cancel(&self, id: RequestId) -> bool {
+        let known = {
+            let mut table = self.table();
+            let known = table.sessions.contains_key(&id);
+            if !known {
+                table.cancelled.remember(id, Instant::now());
+            }
+            known
+        };
+        if known {
+            self.end(id);
+        }
+        known
+    }
+
     /// Ends a session, whatever phase it is in.
     pub fn end(&self, id: RequestId) {
         let session = {
@@ -354,19 +386,11 @@ impl Sessions {
             table.sessions.remove(&id)
         };
         let Some(session) = session else { return };
+        tracing::debug!(request_id = %id, "the session ends");
         if let Transfer::Driven { fence: Some(fence), .. } = session.transfer {
             let _ended = fence.send(TransferError::Cancelled);
         }
-        self.cancel_in_engine(id);
-    }
-
-    fn cancel_in_engine(&self, id: RequestId) {
-        let told = self.node.host.tell(move |thread| {
-            thread.engine.cancel(id);
-        });
-        if let Err(error) = told {
-            tracing::warn!(request_id = %id, %error, "the engine was not told to cancel");
-        }
+        self.node.host.cancel(id);
     }
 
     /// A reservation that no router runs is an orphan.
@@ -383,10 +407,6 @@ impl Sessions {
                 sessions.end(id);
             }
         });
-    }
-
-    fn known(&self, id: RequestId) -> bool {
-        self.table().sessions.contains_key(&id)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

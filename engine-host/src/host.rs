@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_engine::Isa;
 use baton_engine::backend::Backend;
@@ -10,10 +10,13 @@ use baton_engine::core::{Engine, EngineConfig};
 use baton_engine::cpu::{CpuBackend, CpuConfig, CpuError};
 use baton_engine::thread::{CommandError, EngineHandle, EngineThread};
 use baton_model_files::{ModelFile, ModelFileError};
-use baton_types::{Error, KvLayout, ModelFingerprint, ModelSpec, NumericsVersion};
+use baton_types::{Error, KvLayout, ModelFingerprint, ModelSpec, NumericsVersion, RequestId};
 use tokio::sync::oneshot;
 
 use crate::{IsaChoice, NodeConfig};
+
+/// Between two attempts to tell a busy engine of a cancellation.
+const CANCEL_AGAIN: Duration = Duration::from_millis(20);
 
 /// The node cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -144,6 +147,25 @@ impl EngineHost {
             CommandError::Full => Error::exhausted(error.to_string(), 100),
             CommandError::Stopped => stopped(),
         })
+    }
+
+    /// Cancels a request, whether or not the engine has it (still). Where too many commands wait
+    /// for the engine, it is told as soon as there is room: what nobody reads must not run on.
+    pub fn cancel(&self, id: RequestId) {
+        let cancel = move |thread: &mut EngineThread| {
+            thread.engine.cancel(id);
+        };
+        if self.handle.command(cancel) != Err(CommandError::Full) {
+            return;
+        }
+        // Without a runtime the process is ending, and the engine with it.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let handle = self.handle.clone();
+        runtime.spawn(async move {
+            while handle.command(cancel) == Err(CommandError::Full) {
+                tokio::time::sleep(CANCEL_AGAIN).await;
+            }
+        });
     }
 
     /// Ends the engine's thread.

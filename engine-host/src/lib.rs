@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod events;
 mod flags;
 mod host;
 mod membership;
@@ -16,6 +17,7 @@ mod service;
 mod status;
 
 pub use config::{IsaChoice, NodeConfig};
+pub use events::{Events, events};
 pub use flags::NodeFlags;
 pub use host::{EngineHost, HostError, ModelInfo};
 pub use membership::{Membership, join};

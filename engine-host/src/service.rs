@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use baton_proto::convert::request_id;
-use baton_proto::error::to_status;
 use baton_proto::internal::node_server::{Node, NodeServer};
 use baton_proto::internal::{
-    CancelRequest, CancelResponse, DrainRequest, DrainResponse, GetModelArtifactsRequest,
-    ModelArtifactsResponse, NodeStatus, WatchStatusRequest,
+    DrainRequest, DrainResponse, GetModelArtifactsRequest, ModelArtifactsResponse, NodeStatus,
+    WatchStatusRequest,
 };
 use baton_registry::{CurrentIncarnation, Role};
 use baton_types::NodeId;
@@ -173,16 +171,6 @@ impl Node for NodeService {
             }
         });
         Ok(Response::new(Box::pin(stream)))
-    }
-
-    async fn cancel(
-        &self,
-        request: Request<CancelRequest>,
-    ) -> Result<Response<CancelResponse>, Status> {
-        let id = request_id(&request.get_ref().request_id).map_err(|error| to_status(&error))?;
-        let found = self.host.ask(move |thread| thread.engine.cancel(id)).await;
-        let found = found.map_err(|error| to_status(&error))?;
-        Ok(Response::new(CancelResponse { found }))
     }
 
     async fn drain(

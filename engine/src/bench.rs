@@ -50,17 +50,35 @@ pub struct DecodeSpeed {
 pub enum BenchError {
     #[error("{what} of {want} does not fit this backend, which takes {most}")]
     TooLarge { what: &'static str, want: usize, most: usize },
+    #[error("{0} of 0 cannot be measured")]
+    Zero(&'static str),
+    #[error("the plan needs more KV than can be counted")]
+    Overflow,
     #[error(transparent)]
     Backend(#[from] BackendError),
 }
 
 impl BenchPlan {
     /// Tokens of KV that the plan needs; the pool must hold them.
-    pub fn kv_tokens(&self, block_tokens: usize) -> usize {
-        let decode = (self.context_tokens + DECODED_TOKENS).next_multiple_of(block_tokens);
-        let decode = decode * self.batches.iter().copied().max().unwrap_or(0);
-        let prefill = self.prefill_tokens.iter().copied().max().unwrap_or(0);
-        decode.max(prefill.next_multiple_of(block_tokens))
+    ///
+    /// # Errors
+    /// Where something of the plan is 0, or too much to be counted.
+    pub fn kv_tokens(&self, block_tokens: usize) -> Result<usize, BenchError> {
+        let counts = [
+            ("a prompt", self.prefill_tokens.contains(&0)),
+            ("a batch", self.batches.contains(&0)),
+            ("a context", self.context_tokens == 0),
+            ("a number of measurements", self.repeats == 0),
+        ];
+        if let Some((what, _)) = counts.into_iter().find(|(_, zero)| *zero) {
+            return Err(BenchError::Zero(what));
+        }
+        let whole = |tokens: usize| tokens.checked_next_multiple_of(block_tokens);
+        let decode = self.context_tokens.checked_add(DECODED_TOKENS).and_then(whole);
+        let most = self.batches.iter().copied().max().unwrap_or(0);
+        let decode = decode.and_then(|tokens| tokens.checked_mul(most));
+        let prefill = whole(self.prefill_tokens.iter().copied().max().unwrap_or(0));
+        decode.zip(prefill).map(|(one, other)| one.max(other)).ok_or(BenchError::Overflow)
     }
 }
 
@@ -103,7 +121,7 @@ pub fn measure(backend: &mut dyn Backend, plan: &BenchPlan) -> Result<BenchRepor
 fn check(backend: &dyn Backend, plan: &BenchPlan) -> Result<(), BenchError> {
     let fail = |what, want, most| Err(BenchError::TooLarge { what, want, most });
     let block_tokens = backend.kv_layout().block_tokens as usize;
-    let (want, most) = (plan.kv_tokens(block_tokens), backend.kv_blocks() * block_tokens);
+    let (want, most) = (plan.kv_tokens(block_tokens)?, backend.kv_blocks() * block_tokens);
     if want > most {
         return fail("a KV pool", want, most);
     }

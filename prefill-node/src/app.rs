@@ -59,6 +59,7 @@ impl PrefillNode {
         });
         let mut routes = Routes::builder();
         routes.add_service(PrefillServer::new(PrefillService::new(jobs)));
-        self.server.serve(routes.routes(), shutdown).await
+        let server = baton_runtime::grpc::server();
+        self.server.serve(server, routes.routes(), shutdown).await
     }
 }

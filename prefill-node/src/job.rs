@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_engine::core::{
-    EngineEvent, ExportedSpan, Outbox, Prefilled, RunStats, SpanExport, Work,
-};
-use baton_engine_host::NodeService;
+use baton_engine::core::{EngineEvent, ExportedSpan, Prefilled, RunStats, SpanExport, Work};
+use baton_engine::thread::EngineThread;
+use baton_engine_host::{Events, NodeService, events};
 use baton_kv_transfer::clock::Clock;
 use baton_kv_transfer::grant::Grant;
 use baton_kv_transfer::message::CommitInfo;
@@ -114,15 +113,6 @@ fn to_error(error: &TransferError) -> Error {
     Error::new(error.code(), format!("the handoff failed: {error}"))
 }
 
-struct EventSender(mpsc::UnboundedSender<EngineEvent>);
-
-impl Outbox for EventSender {
-    fn send(&self, event: EngineEvent) {
-        // The job may have ended; its cancellation is on the way to the engine.
-        let _unheard = self.0.send(event);
-    }
-}
-
 struct SpanSender(mpsc::Sender<Outgoing>);
 
 impl SpanExport for SpanSender {
@@ -160,18 +150,14 @@ impl Job {
         };
         if let Err(error) = result {
             tracing::info!(request_id = %id, %error, "prefill failed");
-            if let Err(error) = host.tell(move |thread| {
-                thread.engine.cancel(id);
-            }) {
-                tracing::warn!(request_id = %id, %error, "the engine was not told to cancel");
-            }
+            host.cancel(id);
             // The router may have gone.
             let _unheard = router.send(Err(to_status(&error))).await;
         }
     }
 
     async fn hand_over(self) -> Result<(), Error> {
-        let (events_in, mut events) = mpsc::unbounded_channel();
+        let (outbox, mut events) = events();
         let spans_max = self.jobs.node.host.model().spec.layers * (self.request.prompt.len() + 1);
         let (spans_in, spans) = mpsc::channel(spans_max + 1);
         let work = Work::Prefill {
@@ -179,11 +165,11 @@ impl Job {
             export: Box::new(SpanSender(spans_in.clone())),
         };
         let request = self.request.clone();
-        let submit = self.jobs.node.host.ask(move |thread| {
-            let outbox = Box::new(EventSender(events_in));
+        let host = &self.jobs.node.host;
+        let submit = move |thread: &mut EngineThread| {
             thread.engine.submit(request, &[], work, outbox, Instant::now())
-        });
-        submit.await??;
+        };
+        host.ask(submit).await??;
         let transfer = self.jobs.transfer(self.sender, &self.decode_address, spans, &self.cancel);
         let compute = follow_engine(&mut events, &self.router, spans_in, self.arrived);
         // One side's failure ends the other at once.
@@ -220,7 +206,7 @@ impl Jobs {
 
 /// Passes the engine's events on until the prompt is done, and hands the commit to the transfer.
 async fn follow_engine(
-    events: &mut mpsc::UnboundedReceiver<EngineEvent>,
+    events: &mut Events,
     router: &RouterStream,
     spans: mpsc::Sender<Outgoing>,
     arrived: Instant,

@@ -8,13 +8,13 @@ use baton_proto::v1::baton_server::BatonServer;
 use baton_registry::{
     EtcdConfig, EtcdRegistry, Member, MemoryRegistry, Registration, Registry, RegistryError, Role,
 };
-use baton_runtime::accept;
 use baton_runtime::health::{self, Health};
 use baton_runtime::random;
+use baton_runtime::serve::{Offer, Ports, ServeError};
 use baton_runtime::shutdown::Shutdown;
 use baton_types::{Incarnation, NodeId};
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tonic::service::Routes;
 
 use crate::admit::Admission;
 use crate::catalog::Catalog;
@@ -33,18 +33,10 @@ pub enum RouterError {
     Config(Vec<String>),
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    #[error("{address} cannot be listened on: {source}; free the port or choose another")]
-    Bind {
-        address: SocketAddr,
-        #[source]
-        source: std::io::Error,
-    },
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-    #[error("reflection: {0}")]
-    Reflection(#[from] tonic_reflection::server::Error),
-    #[error("the server failed: {0}")]
-    Transport(#[from] tonic::transport::Error),
+    #[error(transparent)]
+    Serve(#[from] ServeError),
 }
 
 /// Gauges are brought up to date so often.
@@ -56,8 +48,7 @@ pub struct RouterApp {
     gateway: Gateway,
     metrics: prometheus::Registry,
     health: Health,
-    grpc: TcpListener,
-    http: TcpListener,
+    ports: Ports,
     registration: Option<Registration>,
 }
 
@@ -72,13 +63,12 @@ impl RouterApp {
         shutdown: &Shutdown,
     ) -> Result<Self, RouterError> {
         config.check().map_err(RouterError::Config)?;
-        let grpc = bind(config.grpc).await?;
-        let http = bind(config.http).await?;
+        let ports = Ports::bind(config.grpc, config.http).await?;
         let registry = match registry {
             Some(registry) => registry,
             None => make_registry(&config).await?,
         };
-        let address = grpc.local_addr().unwrap_or(config.grpc).to_string();
+        let address = ports.grpc_address().to_string();
         let registration = registry.register(own_member(&config, address)).await?;
         let config = Arc::new(config);
         let metrics = prometheus::Registry::new();
@@ -104,15 +94,15 @@ impl RouterApp {
             metrics: router_metrics,
         };
         let (health, registration) = (Health::default(), Some(registration));
-        Ok(Self { gateway, metrics, health, grpc, http, registration })
+        Ok(Self { gateway, metrics, health, ports, registration })
     }
 
     pub fn grpc_address(&self) -> SocketAddr {
-        self.grpc.local_addr().unwrap_or(self.gateway.config.grpc)
+        self.ports.grpc_address()
     }
 
     pub fn http_address(&self) -> SocketAddr {
-        self.http.local_addr().unwrap_or(self.gateway.config.http)
+        self.ports.http_address()
     }
 
     /// What `/readyz` answers: a decode node can be asked.
@@ -125,53 +115,27 @@ impl RouterApp {
     /// # Errors
     /// Where a server fails.
     pub async fn serve(self, shutdown: Shutdown) -> Result<(), RouterError> {
-        let reflection = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(baton_proto::DESCRIPTORS)
-            .build_v1()?;
-        let (reporter, health_service) = tonic_health::server::health_reporter();
-        reporter.set_service_status("", tonic_health::ServingStatus::Serving).await;
         let api = BatonServer::new(GrpcApi::new(self.gateway.clone()))
             .max_decoding_message_size(self.gateway.config.max_request_bytes);
         let app = openai::routes(self.gateway.clone())
             .merge(health::routes(self.health.clone(), self.metrics.clone()));
-        let stop = shutdown.stop.clone();
-        let http = axum::serve(accept::http(self.http), app).with_graceful_shutdown({
-            let stop = stop.clone();
-            async move { stop.cancelled().await }
-        });
-        let http = tokio::spawn(async move { http.await });
-        let grpc = tokio::spawn(
-            baton_runtime::grpc::server()
-                .add_service(api)
-                .add_service(health_service)
-                .add_service(reflection)
-                .serve_with_incoming_shutdown(accept::grpc(self.grpc), {
-                    let stop = stop.clone();
-                    async move { stop.cancelled().await }
-                }),
-        );
+        let offer = Offer {
+            server: baton_runtime::grpc::server(),
+            services: Routes::new(api),
+            descriptors: baton_proto::DESCRIPTORS,
+            app,
+        };
+        let serving = self.ports.serve(offer, shutdown.clone()).await?;
         self.health.set_started();
         tokio::spawn(watch_readiness(self.gateway.clone(), self.health.clone(), shutdown.clone()));
         shutdown.drain.cancelled().await;
         self.health.set_ready(false);
-        reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+        serving.leave().await;
         if let Some(registration) = self.registration {
             registration.leave().await;
         }
         let grace = Duration::from_millis(self.gateway.config.drain_grace_ms);
-        tokio::select! {
-            () = run_dry(&self.gateway.admission) => tracing::info!("drained"),
-            () = tokio::time::sleep(grace) => tracing::warn!("the grace period is over"),
-            () = shutdown.stop.cancelled() => {}
-        }
-        shutdown.stop.cancel();
-        // Idle keep-alive connections are not waited for.
-        let served = tokio::time::timeout(Duration::from_millis(500), grpc).await;
-        http.abort();
-        match served {
-            Ok(Ok(result)) => Ok(result?),
-            _ => Ok(()),
-        }
+        Ok(serving.end(run_dry(&self.gateway.admission), grace).await?)
     }
 }
 
@@ -241,8 +205,4 @@ fn own_member(config: &RouterConfig, address: String) -> Member {
         fingerprint: String::new(),
         numerics: String::new(),
     }
-}
-
-async fn bind(address: SocketAddr) -> Result<TcpListener, RouterError> {
-    TcpListener::bind(address).await.map_err(|source| RouterError::Bind { address, source })
 }

@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_runtime::random;
+use baton_tokenizer::{ChatMessage, ChatOptions};
 use tokio::sync::Semaphore;
 use tracing::Instrument;
 
-use baton_types::{Error, GenerateRequest, RequestId, SamplingParams, StopParams, TokenId};
+use baton_types::{
+    Error, ErrorCode, GenerateRequest, RequestId, SamplingParams, StopParams, TokenId,
+};
 
 use crate::admit::Admission;
 use crate::answer::AnswerStream;
@@ -20,6 +23,7 @@ use crate::metrics::RouterMetrics;
 /// Prompts that are encoded at once.
 pub const ENCODERS: usize = 2;
 
+const MESSAGES_MAX: usize = 4_096;
 const STOPS_MAX: usize = 16;
 const STOP_MAX_BYTES: usize = 1_024;
 
@@ -104,6 +108,36 @@ impl Gateway {
             texts.iter().map(|text| model.tokenizer.encode_prompt(text)).collect::<Vec<_>>()
         };
         tokio::task::spawn_blocking(encode).await.map_err(|_| interrupted())
+    }
+
+    /// Renders a chat as [`encode`](Self::encode) encodes: templates are code.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no messages, too many, or what the template refuses; `Unsupported`
+    /// where the model has no template.
+    pub async fn encode_chat(
+        &self,
+        model: &Arc<Model>,
+        messages: Vec<ChatMessage>,
+        options: ChatOptions,
+    ) -> Result<Vec<TokenId>, Error> {
+        if messages.is_empty() || messages.len() > MESSAGES_MAX {
+            let count = messages.len();
+            let message = format!("{count} messages are out of bounds: 1 to {MESSAGES_MAX}");
+            return Err(Error::invalid("messages", message));
+        }
+        if !model.tokenizer.has_chat_template() {
+            let message =
+                format!("model {} has no chat template; ask for a completion", model.spec.name);
+            let error = Error::new(ErrorCode::Unsupported, message);
+            return Err(Error { field: Some("model".into()), ..error });
+        }
+        let interrupted = || Error::internal("rendering was interrupted");
+        let _place = self.encoders.acquire().await.map_err(|_| interrupted())?;
+        let model = model.clone();
+        let render = move || model.tokenizer.encode_chat(&messages, &options);
+        let rendered = tokio::task::spawn_blocking(render).await.map_err(|_| interrupted())?;
+        Ok(rendered?)
     }
 
     /// Completes and validates a request.

@@ -14,7 +14,7 @@ use baton_proto::v1::{
     TokenLogprob, TokenizeRequest, TokenizeResponse,
 };
 use baton_tokenizer::{ChatMessage, ChatOptions, Tokenizer};
-use baton_types::{Error, ErrorCode, TokenId, TokenLogprobs, TokenOutput};
+use baton_types::{Error, TokenId, TokenLogprobs, TokenOutput};
 use futures::Stream;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
@@ -69,24 +69,12 @@ impl GrpcApi {
     async fn try_chat(&self, wire: ChatRequest) -> Result<EventStream, Error> {
         let arrived = Instant::now();
         let model = self.gateway.model(&wire.model)?;
-        if wire.messages.is_empty() {
-            return Err(Error::invalid("messages", "give at least one message"));
-        }
-        if !model.tokenizer.has_chat_template() {
-            let message = "the model has no chat template; use Generate";
-            return Err(Error::new(ErrorCode::Unsupported, message));
-        }
         let messages: Vec<ChatMessage> = wire
             .messages
             .into_iter()
             .map(|message| ChatMessage { role: message.role, content: message.content, name: None })
             .collect();
-        let rendering = model.clone();
-        let prompt = tokio::task::spawn_blocking(move || {
-            let options = ChatOptions::default();
-            rendering.tokenizer.encode_chat(&messages, &options).map_err(Error::from)
-        });
-        let prompt = prompt.await.map_err(|_| Error::internal("rendering was interrupted"))??;
+        let prompt = self.gateway.encode_chat(&model, messages, ChatOptions::default()).await?;
         let output = wire.output.unwrap_or_default();
         let wishes = wishes(wire.sampling, wire.stop, &output, wire.deadline_ms);
         let prepared = self.gateway.prepare(model, prompt, wishes, arrived)?;

@@ -72,12 +72,13 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchR
         prefill_tokens: flags.prefill.clone(),
         batches: flags.batch.clone(),
         context_tokens: flags.context,
-        repeats: flags.repeats.max(1),
+        repeats: flags.repeats,
     };
     let defaults = CpuConfig::default();
+    let kv_tokens = plan.kv_tokens(defaults.block_tokens)?;
     let config = CpuConfig {
         threads: if flags.threads == 0 { defaults.threads } else { flags.threads },
-        kv_blocks: plan.kv_tokens(defaults.block_tokens).div_ceil(defaults.block_tokens) + 1,
+        kv_blocks: kv_tokens.div_ceil(defaults.block_tokens) + 1,
         max_logit_rows: defaults.max_logit_rows.max(flags.batch.iter().copied().max().unwrap_or(1)),
         ..defaults
     };

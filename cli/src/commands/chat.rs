@@ -1,5 +1,7 @@
 //! `baton chat`: a conversation in the terminal.
 
+use std::io::IsTerminal;
+
 use baton_client::{ChatRequest, Client, Event};
 use serde_json::json;
 
@@ -7,7 +9,8 @@ use super::EndpointFlags;
 use crate::print;
 
 /// Chats with the model: one line is one message; an empty line is skipped, /reset forgets the
-/// conversation, Ctrl-C stops an answer, Ctrl-D ends.
+/// conversation, Ctrl-C stops an answer, Ctrl-D ends. Lines from a pipe are answered in turn, and
+/// the first that fails ends it with an error.
 ///
 /// Example: baton chat --system "Answer in one sentence."
 #[derive(Debug, clap::Args)]
@@ -36,8 +39,9 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let connection =
         EndpointFlags { endpoint: flags.endpoint.endpoint.clone(), ca: flags.endpoint.ca.clone() };
     let client = connection.connect()?;
+    let by_hand = std::io::stdin().is_terminal();
     let mut history: Vec<(String, String)> = Vec::new();
-    while let Some(line) = read_line(flags.json).await? {
+    while let Some(line) = read_line(by_hand && !flags.json).await? {
         match line.trim() {
             "" => continue,
             "/reset" => {
@@ -48,6 +52,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         }
         match answer(&client, &flags, &history).await {
             Ok(text) => history.push(("assistant".into(), text)),
+            Err(error) if !by_hand => return Err(error),
             Err(error) => {
                 // The conversation goes on without the message that failed.
                 history.pop();
@@ -58,8 +63,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn read_line(as_json: bool) -> anyhow::Result<Option<String>> {
-    if !as_json {
+async fn read_line(with_prompt: bool) -> anyhow::Result<Option<String>> {
+    if with_prompt {
         print::piece("> ")?;
     }
     tokio::task::spawn_blocking(|| Ok(std::io::stdin().lines().next().transpose()?)).await?

@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 use super::EndpointFlags;
 use crate::print;
 
+/// Home, and clear what is below.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
 /// Shows the nodes that a router knows, their load and their KV use.
 ///
 /// Example: baton status --watch
@@ -26,17 +29,20 @@ pub struct Flags {
 
 pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let client = flags.endpoint.connect()?;
-    loop {
+    if !flags.watch {
         let status = client.status().await?;
-        if flags.json {
-            print::json(&to_json(&status))?;
-        } else {
-            // Home, and clear what is below.
-            let clear = if flags.watch { "\x1b[H\x1b[J" } else { "" };
-            print::piece(&format!("{clear}{}", to_table(&status)))?;
-        }
-        if !flags.watch {
-            return Ok(());
+        return match flags.json {
+            true => print::json(&to_json(&status)),
+            false => print::piece(&to_table(&status)),
+        };
+    }
+    loop {
+        // A router that is away for a while is what one watches for.
+        match (client.status().await, flags.json) {
+            (Ok(status), true) => print::json(&to_json(&status))?,
+            (Err(error), true) => print::json(&json!({ "error": error.to_string() }))?,
+            (Ok(status), false) => print::piece(&format!("{CLEAR}{}", to_table(&status)))?,
+            (Err(error), false) => print::piece(&format!("{CLEAR}{error}\n"))?,
         }
         tokio::select! {
             () = tokio::time::sleep(Duration::from_secs(1)) => {}

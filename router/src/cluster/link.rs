@@ -33,9 +33,11 @@ impl Link {
     /// Returns when the node has departed and nothing of this router's runs there any more.
     pub async fn run(self) {
         let id = &self.node.member().id;
+        let mut told = false;
         loop {
             match self.watch().await {
                 Ok(stream) => {
+                    told = false;
                     let why = self.follow(stream).await;
                     if self.node.is_departed() {
                         tracing::info!(node = %id, why, "a departed node is not followed any more");
@@ -43,7 +45,13 @@ impl Link {
                         tracing::warn!(node = %id, why, "the node is not heard any more");
                     }
                 }
-                Err(error) => tracing::debug!(node = %id, error, "the node cannot be watched"),
+                Err(error) if told => {
+                    tracing::debug!(node = %id, error, "the node still cannot be reached");
+                }
+                Err(error) => {
+                    told = true;
+                    tracing::warn!(node = %id, error, "the node cannot be reached; trying on");
+                }
             }
             self.node.set_lost(true);
             self.tell();

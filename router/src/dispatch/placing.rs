@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use baton_proto::error::from_status;
 use baton_proto::internal::decode_client::DecodeClient;
-use baton_proto::internal::node_client::NodeClient;
 use baton_proto::internal::prefill_client::PrefillClient;
 use baton_proto::internal::{
     CancelRequest, DecodeEvent, DecodeRunRequest, Delivered, PrefillEvent, PrefillRunRequest,
@@ -65,7 +64,7 @@ impl Drop for Unrun {
         if self.is_settled {
             return;
         }
-        let mut client = NodeClient::new(self.node.clone());
+        let mut client = DecodeClient::new(self.node.clone());
         let cancel = CancelRequest { request_id: self.id.0.to_vec().into() };
         runtime.spawn(async move {
             if let Err(error) = within(client.cancel(cancel)).await {

@@ -1,15 +1,23 @@
 //! A request's JSON, field by field: each is taken out once, and what is left over is an error,
 //! so that nothing which would change the result is ever ignored.
 
+use std::time::Duration;
+
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use baton_types::{Error, ErrorCode};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
+
+use super::error::ApiError;
 
 /// The field of errors about a body over `max_request_bytes`; they have a status of their own.
 pub(super) const TOO_LARGE: &str = "body size";
+
+/// A client that takes longer to send its body is given up.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Fields that change nothing about the answer.
 const HARMLESS: [&str; 7] = [
@@ -43,24 +51,70 @@ const UNSUPPORTED: [&str; 15] = [
 
 pub(super) struct Fields(Map<String, Value>);
 
-impl Fields {
-    /// # Errors
-    /// Where the body did not come, is no JSON object, or says that it is something else.
-    pub fn parse(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result<Self, Error> {
+impl<S: Send + Sync> FromRequest<S> for Fields {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let headers = request.headers().clone();
+        let body = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await;
+        let body = body.map_err(|_| {
+            let message = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());
+            Error::invalid("body", message)
+        })?;
         let body = body.map_err(|rejection| match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => Error::invalid(TOO_LARGE, "the body is too large"),
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                let message = "the body is larger than the router's max_request_bytes";
+                Error::invalid(TOO_LARGE, message)
+            }
             _ => Error::invalid("body", format!("the body did not come: {rejection}")),
         })?;
+        Ok(Self::parse(&headers, &body)?)
+    }
+}
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Fields;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+                let mut fields = Map::new();
+                while let Some((name, value)) = map.next_entry::<String, Value>()? {
+                    if fields.contains_key(&name) {
+                        let problem = format!("the field {name} stands there twice");
+                        return Err(serde::de::Error::custom(problem));
+                    }
+                    fields.insert(name, value);
+                }
+                Ok(Fields(fields))
+            }
+        }
+
+        from.deserialize_map(Object)
+    }
+}
+
+impl Fields {
+    /// # Errors
+    /// Where the body is no JSON object, has a field twice, or says that it is something else.
+    fn parse(headers: &HeaderMap, body: &[u8]) -> Result<Self, Error> {
         let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         if !kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with("application/json")) {
             let message = "the body must be JSON, with `content-type: application/json`";
             return Err(Error::invalid("content-type", message));
         }
-        match serde_json::from_slice(&body) {
-            Ok(Value::Object(fields)) => Ok(Self(fields)),
-            Ok(_) => Err(Error::invalid("body", "the body must be a JSON object")),
-            Err(error) => Err(Error::invalid("body", format!("the body is no JSON: {error}"))),
-        }
+        serde_json::from_slice(body).map_err(|error| match error.classify() {
+            serde_json::error::Category::Data => {
+                Error::invalid("body", format!("the body must be a JSON object: {error}"))
+            }
+            _ => Error::invalid("body", format!("the body is no JSON: {error}")),
+        })
     }
 
     /// Takes a field out; `null` is as good as absent.
@@ -140,6 +194,18 @@ mod tests {
         assert_eq!(unsupported.code, ErrorCode::Unsupported);
         let harmless = json!({"user": "u", "tools": [], "response_format": {"type": "text"}});
         assert!(fields(harmless).finish().is_ok());
+    }
+
+    #[test]
+    fn a_field_given_twice_is_named() {
+        let headers = [(header::CONTENT_TYPE, "application/json".parse().unwrap())];
+        let headers = HeaderMap::from_iter(headers);
+        let parse = |body: &str| Fields::parse(&headers, body.as_bytes()).map(|_| ());
+        let twice = parse(r#"{"seed": 1, "n": 2, "seed": 3}"#).unwrap_err();
+        assert!(twice.message.contains("seed"), "{}", twice.message);
+        assert!(parse("[1]").unwrap_err().message.contains("object"));
+        assert!(parse("{").unwrap_err().message.contains("no JSON"));
+        assert!(parse(r#"{"seed": 1}"#).is_ok());
     }
 
     #[test]

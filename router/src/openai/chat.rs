@@ -3,9 +3,7 @@
 use std::time::Instant;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use baton_tokenizer::{ChatMessage, ChatOptions};
@@ -25,18 +23,16 @@ use crate::catalog::Model;
 use crate::dispatch::Explain;
 use crate::gateway::{Gateway, Prepared, Wishes};
 
-const MESSAGES_MAX: usize = 4_096;
-
 /// As everywhere; here the field has another name than in the other APIs.
 const TOP_LOGPROBS_MAX: u32 = 20;
 
 pub(super) async fn create(
     State(gateway): State<Gateway>,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    fields: Fields,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let (prepared, delivery) = parse(&gateway, &headers, body, arrived).await?;
+    let (prepared, delivery) = parse(&gateway, fields, arrived).await?;
     let explain = wants_explanation(&headers);
     let model = prepared.model.clone();
     let choices = prepared.request.choices;
@@ -67,11 +63,9 @@ pub(super) async fn create(
 
 async fn parse(
     gateway: &Gateway,
-    headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    mut fields: Fields,
     arrived: Instant,
 ) -> Result<(Prepared, Delivery), Error> {
-    let mut fields = Fields::parse(headers, body)?;
     let name: String = fields.require("model")?;
     let model = gateway.model(&name)?;
     let messages = messages(fields.require("messages")?)?;
@@ -79,19 +73,7 @@ async fn parse(
     let (mut wishes, delivery) = wishes::take(&mut fields)?;
     take_chat_limits(&mut fields, &mut wishes)?;
     fields.finish()?;
-    if !model.tokenizer.has_chat_template() {
-        let message = format!("model {name} has no chat template; use /v1/completions");
-        return Err(Error {
-            field: Some("model".into()),
-            ..Error::new(ErrorCode::Unsupported, message)
-        });
-    }
-    // Templates are code, and prompts are long: not on the threads that serve.
-    let rendering = model.clone();
-    let prompt = tokio::task::spawn_blocking(move || {
-        rendering.tokenizer.encode_chat(&messages, &options).map_err(Error::from)
-    });
-    let prompt = prompt.await.map_err(|_| Error::internal("rendering was interrupted"))??;
+    let prompt = gateway.encode_chat(&model, messages, options).await?;
     Ok((gateway.prepare(model, prompt, wishes, arrived)?, delivery))
 }
 
@@ -132,10 +114,6 @@ fn take_chat_limits(fields: &mut Fields, wishes: &mut Wishes) -> Result<(), Erro
 }
 
 fn messages(raw: Vec<Value>) -> Result<Vec<ChatMessage>, Error> {
-    if raw.is_empty() || raw.len() > MESSAGES_MAX {
-        let message = format!("{} messages are out of bounds: 1 to {MESSAGES_MAX}", raw.len());
-        return Err(Error::invalid("messages", message));
-    }
     raw.into_iter().enumerate().map(|(at, message)| one_message(at, message)).collect()
 }
 

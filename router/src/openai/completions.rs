@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use baton_types::{Error, FinishReason, TokenId, TokenLogprobs, Usage};
@@ -65,10 +63,10 @@ type Tagged = (usize, AnswerEvent);
 pub(super) async fn create(
     State(gateway): State<Gateway>,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    fields: Fields,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let Parsed { prepared, style } = parse(&gateway, &headers, body, arrived).await?;
+    let Parsed { prepared, style } = parse(&gateway, &headers, fields, arrived).await?;
     let first = &prepared[0];
     let (model, choices) = (first.model.clone(), usize::from(first.request.choices));
     let request_id = first.request.id.to_string();
@@ -109,10 +107,9 @@ pub(super) async fn create(
 async fn parse(
     gateway: &Gateway,
     headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    mut fields: Fields,
     arrived: Instant,
 ) -> Result<Parsed, Error> {
-    let mut fields = Fields::parse(headers, body)?;
     let name: String = fields.require("model")?;
     let model = gateway.model(&name)?;
     let prompt: Value = fields.require("prompt")?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use baton_types::{Error, TokenId};
 use serde::Deserialize;
+use serde_json::Number;
 
 use super::body::Fields;
 use crate::gateway::{SamplingWishes, Wishes};
@@ -40,7 +41,6 @@ pub(super) fn take(fields: &mut Fields) -> Result<(Wishes, Delivery), Error> {
         Some(OneOrMany::One(stop)) => vec![stop],
         Some(OneOrMany::Many(stops)) => stops,
     };
-    let seed: Option<i64> = fields.take("seed")?;
     let wishes = Wishes {
         sampling: SamplingWishes {
             temperature: fields.take("temperature")?,
@@ -51,7 +51,7 @@ pub(super) fn take(fields: &mut Fields) -> Result<(Wishes, Delivery), Error> {
             presence_penalty: fields.take("presence_penalty")?,
             frequency_penalty: fields.take("frequency_penalty")?,
             logit_bias: take_bias(fields)?,
-            seed: seed.map(|seed| seed as u64),
+            seed: take_seed(fields)?,
         },
         max_tokens: fields.take("max_tokens")?,
         min_tokens: fields.take("min_tokens")?,
@@ -88,6 +88,14 @@ fn take_top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
             )
         }),
     }
+}
+
+/// A signed number of 64 bits, as OpenAI's, or an unsigned one, as explanations print it; either
+/// is its bits.
+fn take_seed(fields: &mut Fields) -> Result<Option<u64>, Error> {
+    let Some(seed) = fields.take::<Number>("seed")? else { return Ok(None) };
+    let bits = seed.as_u64().or_else(|| seed.as_i64().map(|seed| seed as u64));
+    bits.map(Some).ok_or_else(|| Error::invalid("seed", format!("{seed} has no 64 bits")))
 }
 
 fn take_bias(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, Error> {

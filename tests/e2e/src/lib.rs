@@ -2,7 +2,7 @@
 //! roles inside the test's own process; load with answers to compare; and what must hold after
 //! every test.
 //!
-//! It owns processes, ports, waiting and comparing. What is tested stands in `tests/*.rs`, one
+//! It owns processes, ports, waiting and comparing. What is tested stands in `tests/e2e/`, one
 //! file for each promise. The model is SmolLM2-135M-Instruct, or `BATON_TEST_MODEL`.
 
 #![forbid(unsafe_code)]

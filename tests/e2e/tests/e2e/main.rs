@@ -1,0 +1,12 @@
+//! The end-to-end tests, one module for each promise; one binary, since each takes a while to
+//! link. Run one with `cargo test --release -p baton-tests --test e2e faults:: -- --nocapture`.
+
+mod cancel;
+mod drain;
+mod faults;
+mod identity;
+mod malformed_grpc;
+mod malformed_http;
+mod overload;
+mod refuses_to_start;
+mod transfer_hidden;
