@@ -283,7 +283,38 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, acc: Self::I, w: Self::I, a: i32) -> Self::I {
+    fn bits(self, x: Self::I, down: i32, mask: u8) -> Self::I {
+        let count = op!([_mm_cvtsi32_si128(down.abs()); 2]);
+        let mask = op!([_mm256_set1_epi8(mask as i8); 2]);
+        let moved = if down >= 0 {
+            both!(_mm256_srl_epi16(x, count))
+        } else {
+            both!(_mm256_sll_epi16(x, count))
+        };
+        both!(_mm256_and_si256(moved, mask))
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::I, b: Self::I) -> Self::I {
+        both!(_mm256_or_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], x: Self::I) -> Self::I {
+        let table = op!([_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())); 2]);
+        both!(_mm256_shuffle_epi8(table, x))
+    }
+
+    #[inline(always)]
+    fn load_signed(self, x: &[i8; LANES]) -> Self::I {
+        op!([
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast())),
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(x[8..].as_ptr().cast())),
+        ])
+    }
+
+    #[inline(always)]
+    fn dot_small(self, acc: Self::I, w: Self::I, a: i32) -> Self::I {
         dot(self, acc, w, self.splat_i(a))
     }
 

@@ -241,7 +241,28 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, acc: Self::I, w: Self::I, a: i32) -> Self::I {
+    fn bits(self, x: Self::I, down: i32, mask: u8) -> Self::I {
+        let mask = u32::from(mask) * 0x0101_0101;
+        each(x, |x| if down >= 0 { (x >> down) & mask } else { (x << -down) & mask })
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::I, b: Self::I) -> Self::I {
+        zip(a, b, |a, b| a | b)
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], x: Self::I) -> Self::I {
+        each(x, |x| u32::from_le_bytes(x.to_le_bytes().map(|index| table[usize::from(index & 15)])))
+    }
+
+    #[inline(always)]
+    fn load_signed(self, x: &[i8; LANES]) -> Self::I {
+        x.map(|x| i32::from(x) as u32)
+    }
+
+    #[inline(always)]
+    fn dot_small(self, acc: Self::I, w: Self::I, a: i32) -> Self::I {
         dot(acc, w, a, 0)
     }
 
