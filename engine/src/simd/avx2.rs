@@ -79,6 +79,7 @@ impl Lanes for Avx2 {
     type F = Avx2Lanes;
     type I = [__m256i; 2];
     const MANY_REGISTERS: bool = false;
+    const TILES: bool = true;
     const BYTES_START: i32 = 0;
 
     #[inline(always)]
@@ -210,11 +211,6 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn add_i(self, a: Self::I, b: Self::I) -> Self::I {
-        both!(_mm256_add_epi32(a, b))
-    }
-
-    #[inline(always)]
     fn max_i(self, a: Self::I, b: Self::I) -> Self::I {
         both!(_mm256_max_epi32(a, b))
     }
@@ -306,7 +302,7 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn load_signed(self, x: &[i8; LANES]) -> Self::I {
+    fn load_signed(self, x: &[u8; LANES]) -> Self::I {
         op!([
             _mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast())),
             _mm256_cvtepi8_epi32(_mm_loadl_epi64(x[8..].as_ptr().cast())),

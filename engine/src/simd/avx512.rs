@@ -36,6 +36,7 @@ impl Lanes for Avx512 {
     type F = __m512;
     type I = __m512i;
     const MANY_REGISTERS: bool = true;
+    const TILES: bool = true;
     const BYTES_START: i32 = -128;
 
     #[inline(always)]
@@ -150,11 +151,6 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn add_i(self, a: __m512i, b: __m512i) -> __m512i {
-        op!(_mm512_add_epi32(a, b))
-    }
-
-    #[inline(always)]
     fn max_i(self, a: __m512i, b: __m512i) -> __m512i {
         op!(_mm512_max_epi32(a, b))
     }
@@ -221,7 +217,7 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn load_signed(self, x: &[i8; LANES]) -> __m512i {
+    fn load_signed(self, x: &[u8; LANES]) -> __m512i {
         op!(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
     }
 

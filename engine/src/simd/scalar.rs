@@ -62,6 +62,7 @@ impl Lanes for Scalar {
     type F = [f32; LANES];
     type I = [u32; LANES];
     const MANY_REGISTERS: bool = false;
+    const TILES: bool = false;
     const BYTES_START: i32 = 0;
 
     #[inline(always)]
@@ -187,11 +188,6 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
-    fn add_i(self, a: Self::I, b: Self::I) -> Self::I {
-        zip(a, b, u32::wrapping_add)
-    }
-
-    #[inline(always)]
     fn max_i(self, a: Self::I, b: Self::I) -> Self::I {
         zip(a, b, |a, b| (a as i32).max(b as i32) as u32)
     }
@@ -257,8 +253,8 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
-    fn load_signed(self, x: &[i8; LANES]) -> Self::I {
-        x.map(|x| i32::from(x) as u32)
+    fn load_signed(self, x: &[u8; LANES]) -> Self::I {
+        each(*x, |x| i32::from(x as i8) as u32)
     }
 
     #[inline(always)]

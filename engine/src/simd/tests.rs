@@ -85,12 +85,11 @@ fn round<L: Lanes>(l: L, seed: u64) -> Vec<[u32; LANES]> {
     let sum: i32 = activations.to_le_bytes().iter().map(|b| i32::from(*b as i8)).sum();
     let w = l.load_bytes(&bytes);
     let table: [u8; 16] = std::array::from_fn(|_| r.bits() as u8);
-    let signed: [i8; LANES] = std::array::from_fn(|_| r.bits() as i8);
+    let signed: [u8; LANES] = std::array::from_fn(|_| r.bits() as u8);
     let start = l.splat_i(sum * L::BYTES_START);
     for (lanes, add, max) in [
         ints(l, l.round(small)),
         ints(l, l.abs_bits(va)),
-        ints(l, l.add_i(l.load_i(&words), w)),
         ints(l, l.max_i(l.load_i(&words), w)),
         ints(l, l.dot_small(l.splat_i(7), l.low_nibbles(w), activations)),
         ints(l, l.dot_small(l.splat_i(-7), l.high_nibbles(w), activations)),

@@ -101,7 +101,7 @@ fn place_quants(bits: usize, quants: &[u8; SMALL], lane: usize, out: &mut [u8]) 
         u32::from_le_bytes(four)
     });
     let mut groups = [0; 8];
-    let (mut done, mut filled) = (0, 0);
+    let mut done = 0;
     while done < bits {
         // A group of 64 bytes takes `width` bits of `8 / width` groups of columns; columns that
         // share a byte are 16 apart for nibbles, as in Q4_0, and 4 apart otherwise.
@@ -110,11 +110,10 @@ fn place_quants(bits: usize, quants: &[u8; SMALL], lane: usize, out: &mut [u8]) 
         for out in 0..width {
             for slot in 0..8 / width {
                 let group = if width == 4 { out + 4 * slot } else { out * (8 / width) + slot };
-                groups[filled + out] |= ((words[group] >> done) & mask) << (slot * width);
+                groups[done + out] |= ((words[group] >> done) & mask) << (slot * width);
             }
         }
         done += width;
-        filled += width;
     }
     let half = &mut out[lane / HALF * (bits * GROUP)..][..bits * GROUP];
     for (bytes, group) in half.chunks_exact_mut(GROUP).zip(groups) {

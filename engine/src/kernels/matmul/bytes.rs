@@ -5,119 +5,62 @@ use super::{Matmul, STREAM_AHEAD_BYTES, Tile, finish, unpack};
 use crate::kernels::quantize::QuantView;
 use crate::memory::Parts;
 use crate::simd::Lanes;
-use crate::weights::IQ4_NL_VALUES;
 
 /// A weight format: a block of 32 rows and 32 columns is quants, 32 scales (f16), and maybe 32
 /// minima (f16).
 pub(super) trait Format {
     const QUANT_BYTES: usize;
+    /// What a quant of zero stands for: 0, a multiple of -8, or -128.
+    const ZERO: i32;
     const HAS_MINIMA: bool;
     const BLOCK_BYTES: usize = Self::QUANT_BYTES + if Self::HAS_MINIMA { 128 } else { 64 };
-    /// What `starts` is multiplied with.
-    const START_TIMES: i32 = 1;
+    const SIGNED: bool = Self::ZERO == -128;
+    /// What a start is multiplied with: `-8 Σ q` for small bytes.
+    const START_TIMES: i32 = if Self::SIGNED { 1 } else { Self::ZERO / -8 };
 
     /// The eight groups of four columns of one half's 16 rows.
     fn unpack<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8];
-    fn dot<L: Lanes>(l: L, acc: L::I, w: L::I, a: i32) -> L::I;
-    /// Where the dots start; zero when there is none.
-    fn starts<'a>(quants: &QuantView<'a>) -> Option<Parts<'a, i32>>;
-}
 
-pub(super) struct Q4_0;
-pub(super) struct Q4_1;
-pub(super) struct Q5_0;
-pub(super) struct Q5_1;
-pub(super) struct Q8_0;
-pub(super) struct Iq4Nl;
-
-/// IQ4_NL's values plus 128.
-const IQ4_NL_BYTES: [u8; 16] = {
-    let mut out = [0; 16];
-    let mut i = 0;
-    while i < 16 {
-        out[i] = (IQ4_NL_VALUES[i] as u8) ^ 0x80;
-        i += 1;
+    #[inline(always)]
+    fn dot<L: Lanes>(l: L, acc: L::I, w: L::I, a: i32) -> L::I {
+        if Self::SIGNED { l.dot_bytes(acc, w, a) } else { l.dot_small(acc, w, a) }
     }
-    out
-};
 
-/// The methods of formats whose bytes are below 128; dots start at the sums that are named.
-macro_rules! small_bytes {
-    ($unpack:ident, $starts:expr) => {
-        #[inline(always)]
-        fn unpack<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8] {
-            unpack::$unpack(l, half)
+    /// Where the dots start; zero when there is none.
+    #[inline(always)]
+    fn starts<'a>(quants: &QuantView<'a>) -> Option<Parts<'a, i32>> {
+        match Self::ZERO {
+            0 => None,
+            _ if Self::SIGNED => Some(quants.byte_starts),
+            _ => Some(quants.nibble_starts),
         }
-
-        #[inline(always)]
-        fn dot<L: Lanes>(l: L, acc: L::I, w: L::I, a: i32) -> L::I {
-            l.dot_small(acc, w, a)
-        }
-
-        #[inline(always)]
-        fn starts<'a>(quants: &QuantView<'a>) -> Option<Parts<'a, i32>> {
-            let starts: fn(&QuantView<'a>) -> Option<Parts<'a, i32>> = $starts;
-            starts(quants)
-        }
-    };
+    }
 }
 
-/// The methods of formats of signed bytes, stored plus 128.
-macro_rules! signed_bytes {
-    ($unpack:expr) => {
-        #[inline(always)]
-        fn unpack<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8] {
-            $unpack(l, half)
-        }
+/// Names a format.
+macro_rules! format {
+    ($name:ident, $bytes:literal, zero $zero:literal, minima $minima:literal, $unpack:ident) => {
+        pub(super) struct $name;
 
-        #[inline(always)]
-        fn dot<L: Lanes>(l: L, acc: L::I, w: L::I, a: i32) -> L::I {
-            l.dot_bytes(acc, w, a)
-        }
+        impl Format for $name {
+            const QUANT_BYTES: usize = $bytes;
+            const ZERO: i32 = $zero;
+            const HAS_MINIMA: bool = $minima;
 
-        #[inline(always)]
-        fn starts<'a>(quants: &QuantView<'a>) -> Option<Parts<'a, i32>> {
-            Some(quants.byte_starts)
+            #[inline(always)]
+            fn unpack<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8] {
+                unpack::$unpack(l, half)
+            }
         }
     };
 }
 
-impl Format for Q4_0 {
-    const QUANT_BYTES: usize = 512;
-    const HAS_MINIMA: bool = false;
-    small_bytes!(nibbles, |quants| Some(quants.nibble_starts));
-}
-
-impl Format for Q4_1 {
-    const QUANT_BYTES: usize = 512;
-    const HAS_MINIMA: bool = true;
-    small_bytes!(nibbles, |_| None);
-}
-
-impl Format for Q5_0 {
-    const QUANT_BYTES: usize = 640;
-    const HAS_MINIMA: bool = false;
-    const START_TIMES: i32 = 2;
-    small_bytes!(five_bits, |quants| Some(quants.nibble_starts));
-}
-
-impl Format for Q5_1 {
-    const QUANT_BYTES: usize = 640;
-    const HAS_MINIMA: bool = true;
-    small_bytes!(five_bits, |_| None);
-}
-
-impl Format for Q8_0 {
-    const QUANT_BYTES: usize = 1024;
-    const HAS_MINIMA: bool = false;
-    signed_bytes!(unpack::bytes);
-}
-
-impl Format for Iq4Nl {
-    const QUANT_BYTES: usize = 512;
-    const HAS_MINIMA: bool = false;
-    signed_bytes!(|l: L, half| unpack::nibbles(l, half).map(|x| l.look_up(&IQ4_NL_BYTES, x)));
-}
+format!(Q4_0, 512, zero -8, minima false, nibbles);
+format!(Q4_1, 512, zero 0, minima true, nibbles);
+format!(Q5_0, 640, zero -16, minima false, five_bits);
+format!(Q5_1, 640, zero 0, minima true, five_bits);
+format!(Q8_0, 1024, zero -128, minima false, bytes);
+format!(Iq4Nl, 512, zero -128, minima false, iq4_nl);
 
 /// All panels of the job, tokens in tiles of 8, 4, 2, 1.
 ///
@@ -133,16 +76,17 @@ pub(super) unsafe fn panels<L: Lanes, F: Format>(l: L, job: &Matmul<'_>) {
                 halves::<L, F, 8>(l, job, panel, row);
                 row += 8;
             }
-            while row + 4 <= job.rows {
+            while L::TILES && row + 4 <= job.rows {
                 halves::<L, F, 4>(l, job, panel, row);
                 row += 4;
             }
-            if row + 2 <= job.rows {
+            if L::TILES && row + 2 <= job.rows {
                 halves::<L, F, 2>(l, job, panel, row);
                 row += 2;
             }
-            if row < job.rows {
+            while row < job.rows {
                 whole::<L, F>(l, job, panel, row);
+                row += 1;
             }
         }
     }

@@ -17,8 +17,10 @@ pub(super) trait Format {
     /// Parts of a block with a scale of their own: 1, or 2 of 16 columns.
     const PARTS: usize;
     const HAS_MINIMA: bool;
-    /// The dot of a part of 16 columns starts at its `-32 Σ q` shifted right by so much.
-    const START_SHIFT: u32 = 0;
+    /// What a quant of zero stands for: 0, or with parts of 16 columns a power of two down to -32.
+    const ZERO: i32;
+    /// By how much `-32 Σ q` is shifted to give where the dot of a part starts.
+    const START_SHIFT: u32 = if Self::ZERO == 0 { 0 } else { (-32 / Self::ZERO).ilog2() };
 
     const NUMBERS: usize = if Self::HAS_MINIMA { 2 } else { 1 };
     const HEAD_BYTES: usize = Self::NUMBERS * 2 * PANEL;
@@ -31,15 +33,15 @@ pub(super) trait Format {
 
 /// Names a K-quant.
 macro_rules! format {
-    ($name:ident, $bytes:literal, parts $parts:literal, minima $minima:literal, $unpack:ident
-        $(, shift $shift:literal)?) => {
+    ($name:ident, $bytes:literal, zero $zero:literal, parts $parts:literal,
+        minima $minima:literal, $unpack:ident) => {
         pub(super) struct $name;
 
         impl Format for $name {
             const QUANT_BYTES: usize = $bytes;
             const PARTS: usize = $parts;
+            const ZERO: i32 = $zero;
             const HAS_MINIMA: bool = $minima;
-            $(const START_SHIFT: u32 = $shift;)?
 
             #[inline(always)]
             fn unpack<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8] {
@@ -49,11 +51,11 @@ macro_rules! format {
     };
 }
 
-format!(Q2K, 256, parts 2, minima true, two_bits);
-format!(Q3K, 384, parts 2, minima false, three_bits, shift 3);
-format!(Q4K, 512, parts 1, minima true, nibbles);
-format!(Q5K, 640, parts 1, minima true, five_bits);
-format!(Q6K, 768, parts 2, minima false, six_bits);
+format!(Q2K, 256, zero 0, parts 2, minima true, two_bits);
+format!(Q3K, 384, zero -4, parts 2, minima false, three_bits);
+format!(Q4K, 512, zero 0, parts 1, minima true, nibbles);
+format!(Q5K, 640, zero 0, parts 1, minima true, five_bits);
+format!(Q6K, 768, zero -32, parts 2, minima false, six_bits);
 
 /// All panels of the job, tokens in tiles of 8, 4, 2, 1.
 ///
@@ -69,16 +71,17 @@ pub(super) unsafe fn panels<L: Lanes, F: Format>(l: L, job: &Matmul<'_>) {
                 halves::<L, F, 8>(l, job, panel, row);
                 row += 8;
             }
-            while row + 4 <= job.rows {
+            while L::TILES && row + 4 <= job.rows {
                 halves::<L, F, 4>(l, job, panel, row);
                 row += 4;
             }
-            if row + 2 <= job.rows {
+            if L::TILES && row + 2 <= job.rows {
                 halves::<L, F, 2>(l, job, panel, row);
                 row += 2;
             }
-            if row < job.rows {
+            while row < job.rows {
                 whole::<L, F>(l, job, panel, row);
+                row += 1;
             }
         }
     }
@@ -215,7 +218,7 @@ impl<L: Lanes> Block<L> {
             return acc;
         }
         for part in 0..2 {
-            let start = if F::HAS_MINIMA { 0 } else { a.half_starts[part] >> F::START_SHIFT };
+            let start = if F::ZERO == 0 { 0 } else { a.half_starts[part] >> F::START_SHIFT };
             let mut sum = l.splat_i(start);
             for j in 4 * part..4 * part + 4 {
                 sum = l.dot_small(sum, self.weights[j], a.quants[j]);
@@ -233,5 +236,5 @@ impl<L: Lanes> Block<L> {
 /// Sixteen signed bytes as numbers.
 #[inline(always)]
 fn small_integers<L: Lanes>(l: L, bytes: &[u8; LANES]) -> L::F {
-    l.to_float(l.load_signed(&bytes.map(|byte| byte as i8)))
+    l.to_float(l.load_signed(bytes))
 }

@@ -3,9 +3,21 @@
 //! Layouts: `weights`. All that is above a quant's low bits lies behind them.
 
 use crate::simd::{LANES, Lanes};
+use crate::weights::IQ4_NL_VALUES;
 
 /// Bytes of 16 weight rows' four consecutive elements.
 const GROUP: usize = 4 * LANES;
+
+/// IQ4_NL's values plus 128.
+const IQ4_NL_BYTES: [u8; 16] = {
+    let mut out = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        out[i] = (IQ4_NL_VALUES[i] as u8) ^ 0x80;
+        i += 1;
+    }
+    out
+};
 
 #[inline(always)]
 fn group(half: &[u8], index: usize) -> &[u8; GROUP] {
@@ -30,6 +42,16 @@ pub(super) fn nibbles<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8] {
         let both = l.load_bytes(group(half, j));
         out[j] = l.low_nibbles(both);
         out[4 + j] = l.high_nibbles(both);
+    }
+    out
+}
+
+/// Nibbles that name a byte.
+#[inline(always)]
+pub(super) fn iq4_nl<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8] {
+    let mut out = nibbles(l, half);
+    for j in 0..8 {
+        out[j] = l.look_up(&IQ4_NL_BYTES, out[j]);
     }
     out
 }
