@@ -6,7 +6,10 @@ use anyhow::{Context, bail};
 use hf_hub::api::sync::{Api, ApiBuilder, ApiRepo};
 
 /// GGUF files of a repository are tried in this order, by what their names hold.
-const QUANT_ORDER: [&str; 6] = ["q4_1", "q4_0", "q8_0", "bf16", "f16", "f32"];
+const QUANT_ORDER: [&str; 16] = [
+    "q4_1", "q4_0", "q4_k_m", "q4_k_s", "iq4_nl", "q5_k_m", "q5_k_s", "q5_0", "q5_1", "q6_k",
+    "q8_0", "bf16", "f16", "f32", "q3_k", "q2_k",
+];
 
 /// Finds a model: a path as it is, `hf:org/name` or `hf:org/name/file.gguf` from the hub's cache
 /// or, with progress, from the hub.
@@ -87,9 +90,18 @@ mod tests {
 
     #[test]
     fn the_fastest_supported_file_is_taken() {
-        let files = ["m-Q6_K.gguf", "m-f16.gguf", "m-Q8_0.gguf", "m-Q4_0.gguf", "README.md"];
+        let files = [
+            "m-IQ3_XXS.gguf",
+            "m-Q6_K.gguf",
+            "m-Q4_K_M.gguf",
+            "m-f16.gguf",
+            "m-Q8_0.gguf",
+            "m-Q4_0.gguf",
+            "README.md",
+        ];
         let files: Vec<String> = files.iter().map(ToString::to_string).collect();
         assert_eq!(best_gguf(&files), Some("m-Q4_0.gguf"));
+        assert_eq!(best_gguf(&files[..4]), Some("m-Q4_K_M.gguf"));
         assert_eq!(best_gguf(&files[..1]), None);
     }
 

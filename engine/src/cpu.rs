@@ -43,8 +43,8 @@ impl CpuBackend {
     /// Packs `model`'s weights and reserves the KV pool.
     ///
     /// # Errors
-    /// When the configuration makes no sense, the processor lacks the instruction set, the model
-    /// mixes types in a way that is not supported, or there is no memory.
+    /// When the configuration makes no sense, the processor lacks the instruction set, or there is
+    /// no memory.
     pub fn new(model: &ModelFile, config: CpuConfig) -> Result<Self, CpuError> {
         config.check()?;
         let spec = model.spec();

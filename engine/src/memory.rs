@@ -20,6 +20,8 @@ unsafe impl Plain for u16 {}
 // SAFETY: plain numbers.
 unsafe impl Plain for i32 {}
 // SAFETY: plain numbers.
+unsafe impl Plain for [i32; 2] {}
+// SAFETY: plain numbers.
 unsafe impl Plain for f32 {}
 
 /// A zeroed slice from the system, aligned to 2 MiB; pages are committed when first touched.

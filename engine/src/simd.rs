@@ -83,6 +83,9 @@ pub(crate) trait Lanes: Copy {
     /// Whether there are registers for eight tokens beside the weights.
     const MANY_REGISTERS: bool;
 
+    /// Whether weights are unpacked once for several tokens; saves code where speed is no aim.
+    const TILES: bool;
+
     /// What the sum of the activations is multiplied with to start [`Lanes::dot_bytes`].
     const BYTES_START: i32;
 
@@ -120,7 +123,6 @@ pub(crate) trait Lanes: Copy {
     fn scale_exponent(self, x: Self::F, n: Self::I) -> Self::F;
     /// Bits of `|x|`, which order as the absolute values do, NaN above all.
     fn abs_bits(self, x: Self::F) -> Self::I;
-    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn max_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn reduce_add_i(self, x: Self::I) -> i32;
     fn reduce_max_i(self, x: Self::I) -> i32;
@@ -136,9 +138,17 @@ pub(crate) trait Lanes: Copy {
     fn load_bytes(self, x: &[u8; 4 * LANES]) -> Self::I;
     fn low_nibbles(self, x: Self::I) -> Self::I;
     fn high_nibbles(self, x: Self::I) -> Self::I;
-    /// In each lane `acc + Σ w[j] * a[j]`, `w` four unsigned bytes below 16, `a` four signed
+    /// Each byte moved `down` bits down (up where it is negative), then masked; `mask` takes no bit
+    /// that comes from another byte.
+    fn bits(self, x: Self::I, down: i32, mask: u8) -> Self::I;
+    fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Each byte, which is below 16, replaced by the table's.
+    fn look_up(self, table: &[u8; 16], x: Self::I) -> Self::I;
+    /// Sixteen signed bytes, widened.
+    fn load_signed(self, x: &[u8; LANES]) -> Self::I;
+    /// In each lane `acc + Σ w[j] * a[j]`, `w` four unsigned bytes below 128, `a` four signed
     /// bytes in -127..=127, the same for all lanes.
-    fn dot_nibbles(self, acc: Self::I, w: Self::I, a: i32) -> Self::I;
+    fn dot_small(self, acc: Self::I, w: Self::I, a: i32) -> Self::I;
     /// In each lane `acc + Σ (w[j] - 128) * a[j] - BYTES_START * Σ a[j]`, `w` four unsigned
     /// bytes. With `BYTES_START * Σ a` at the start the sum is the product of signed weights.
     fn dot_bytes(self, acc: Self::I, w: Self::I, a: i32) -> Self::I;

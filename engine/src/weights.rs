@@ -1,16 +1,30 @@
 //! A model's weights in the form that the kernels read.
 //!
 //! A matrix `w[N,K]` is packed as panels of 32 output rows. A quantised panel is a sequence of
-//! blocks of 32 columns: quants, 32 scales, and 32 minima where the format has them, exactly as
-//! many bytes as in the file. Its quants are two halves of 16 rows; each half is groups of 64
-//! bytes, lane after lane, a lane holding four consecutive columns of its row:
-//! - Q4: byte `(group i / 4, lane, i % 4)` holds column `i` low and column `i + 16` high;
-//! - Q8: byte `(group i / 4, lane, i % 4)` holds column `i`, plus 128.
+//! blocks of 32 columns: quants, 32 scales, and 32 minima where the format has them, f16 as in the
+//! file and exactly as many bytes.
+//!
+//! A quant of B bits takes B groups of 64 bytes for each half of 16 rows, the lower half first. A
+//! group goes lane after lane, a lane holding four bytes for `i % 4 = 0..4` of its row:
+//! - 4 bits, then what is left: group `g` of four holds column `4g + i` low, `4g + i + 16` high;
+//! - 2 bits: group `g` of two holds columns `16g + 4j + i` in bits `2j`, for j in 0..4;
+//! - 1 bit: one group holds columns `4j + i` in bit `j`, for j in 0..8;
+//! - 8 bits: group `g` of eight holds column `4g + i`; Q8_0 is stored plus 128.
+//!
+//! So 5 bits are 4 and 1, 6 are 4 and 2, 3 are 2 and 1, the low bits first.
+//!
+//! K-quants: a super-block of 256 columns is 32 `d` and, with minima, 32 `dmin` (f16), then eight
+//! blocks of 32 columns: quants, a byte for each row and scale (one for the block, or one for each
+//! half of it), and as many for minima. The file's numbers stay as they are, so that Q4_K takes
+//! 4.625 bits a weight (4.5 in the file), Q5_K 5.625, Q6_K 6.5625, Q3_K 3.5625, Q2_K 3.125 (2.625
+//! in the file).
 //!
 //! A floating-point panel is `[k][32 rows]`. Rows past N are zero.
 
 mod matrix;
+mod packed;
 mod rows;
+mod stored;
 
 use std::io;
 
@@ -18,10 +32,13 @@ use baton_model_files::{LayerTensor, ModelFile, TensorRole, TensorView};
 use baton_types::ModelSpec;
 
 pub(crate) use baton_model_files::TensorDtype as WeightFormat;
-pub(crate) use matrix::{PANEL_ROWS, PackedMatrix};
+pub(crate) use matrix::PackedMatrix;
+pub(crate) use packed::PANEL_ROWS;
 pub(crate) use rows::widen_row;
+pub(crate) use stored::IQ4_NL_VALUES;
 
 use crate::cpu::CpuError;
+use crate::kernels::matmul::Epilogue;
 
 /// A part of the fused product of Q, K and V.
 pub(crate) struct Projection {
@@ -39,14 +56,44 @@ pub(crate) struct QkvColumns {
     pub(crate) stride: usize,
 }
 
+/// Gate and up of a feed-forward block, `[ffn, hidden]` each.
+pub(crate) enum GateUp {
+    /// Panels of 16 gate rows and the 16 up rows that go with them.
+    Paired(PackedMatrix),
+    /// Of different types.
+    Apart { gate: PackedMatrix, up: PackedMatrix },
+}
+
+impl GateUp {
+    /// # Errors
+    /// When there is no memory.
+    fn pack(gate: &TensorView<'_>, up: &TensorView<'_>, threads: usize) -> io::Result<Self> {
+        if gate.dtype == up.dtype {
+            return PackedMatrix::pack_paired(gate, up, threads).map(Self::Paired);
+        }
+        let gate = PackedMatrix::pack(&[*gate], threads)?;
+        Ok(Self::Apart { gate, up: PackedMatrix::pack(&[*up], threads)? })
+    }
+
+    /// The products that leave `silu(x · gateᵀ) * (x · upᵀ)` in one place, in their order.
+    pub(crate) fn products(&self) -> impl Iterator<Item = (&PackedMatrix, Epilogue)> {
+        let (first, second) = match self {
+            Self::Paired(matrix) => ((matrix, Epilogue::SiluMul), None),
+            Self::Apart { gate, up } => {
+                ((gate, Epilogue::Store), Some((up, Epilogue::SiluMulOnto)))
+            }
+        };
+        std::iter::once(first).chain(second)
+    }
+}
+
 pub(crate) struct LayerWeights {
     pub(crate) attn_norm: Vec<f32>,
     pub(crate) qkv: Vec<Projection>,
     pub(crate) columns: QkvColumns,
     pub(crate) attn_out: PackedMatrix,
     pub(crate) ffn_norm: Vec<f32>,
-    /// Panels of 16 gate rows and the 16 up rows that go with them.
-    pub(crate) gate_up: PackedMatrix,
+    pub(crate) gate_up: GateUp,
     pub(crate) down: PackedMatrix,
 }
 
@@ -60,7 +107,7 @@ impl Weights {
     /// Packs all of `model`'s matrices on `threads` threads.
     ///
     /// # Errors
-    /// When there is no memory, or a layer mixes types where one product needs one.
+    /// When there is no memory.
     pub(crate) fn load(model: &ModelFile, threads: usize) -> Result<Self, CpuError> {
         let layers = (0..model.spec().layers)
             .map(|layer| load_layer(model, layer, threads))
@@ -84,9 +131,6 @@ fn load_layer(model: &ModelFile, layer: usize, threads: usize) -> Result<LayerWe
     let pack =
         |tensor: TensorView<'_>| PackedMatrix::pack(&[tensor], threads).map_err(CpuError::Memory);
     let (gate, up) = (tensor(LayerTensor::Gate), tensor(LayerTensor::Up));
-    if gate.dtype != up.dtype {
-        return Err(CpuError::MixedTypes { layer, gate: gate.dtype, up: up.dtype });
-    }
     let qkv = [tensor(LayerTensor::Q), tensor(LayerTensor::K), tensor(LayerTensor::V)];
     let (qkv, columns) = load_qkv(model.spec(), qkv, threads).map_err(CpuError::Memory)?;
     Ok(LayerWeights {
@@ -95,38 +139,35 @@ fn load_layer(model: &ModelFile, layer: usize, threads: usize) -> Result<LayerWe
         columns,
         attn_out: pack(tensor(LayerTensor::AttnOut))?,
         ffn_norm: vector(&tensor(LayerTensor::FfnNorm)),
-        gate_up: PackedMatrix::pack_paired(&gate, &up, threads).map_err(CpuError::Memory)?,
+        gate_up: GateUp::pack(&gate, &up, threads).map_err(CpuError::Memory)?,
         down: pack(tensor(LayerTensor::Down))?,
     })
 }
 
-/// One matrix where the three have one type, otherwise one for each.
+/// One matrix for each run of neighbours of one type.
 fn load_qkv(
     spec: &ModelSpec,
     parts: [TensorView<'_>; 3],
     threads: usize,
 ) -> io::Result<(Vec<Projection>, QkvColumns)> {
-    let query_width = spec.heads * spec.head_dim;
-    let kv_width = spec.kv_heads * spec.head_dim;
-    if parts.iter().all(|part| part.dtype == parts[0].dtype) {
-        let matrix = PackedMatrix::pack(&parts, threads)?;
-        let columns = QkvColumns {
-            k: query_width,
-            v: query_width + kv_width,
-            stride: matrix.panels() * PANEL_ROWS,
-        };
-        return Ok((vec![Projection { matrix, column: 0 }], columns));
-    }
-    let mut column = 0;
+    let widths = [spec.heads, spec.kv_heads, spec.kv_heads].map(|heads| heads * spec.head_dim);
     let mut projections = Vec::new();
-    for part in parts {
-        let matrix = PackedMatrix::pack(&[part], threads)?;
+    let mut columns = [0; 3];
+    let (mut column, mut part) = (0, 0);
+    for run in parts.chunk_by(|a, b| a.dtype == b.dtype) {
+        let matrix = PackedMatrix::pack(run, threads)?;
+        let mut inside = column;
+        for _ in run {
+            columns[part] = inside;
+            inside += widths[part];
+            part += 1;
+        }
         let width = matrix.panels() * PANEL_ROWS;
         projections.push(Projection { matrix, column });
         column += width;
     }
-    let columns = QkvColumns { k: projections[1].column, v: projections[2].column, stride: column };
-    Ok((projections, columns))
+    let [_, k, v] = columns;
+    Ok((projections, QkvColumns { k, v, stride: column }))
 }
 
 /// A tensor of one row, widened.

@@ -30,7 +30,8 @@ struct Way {
 const PLAIN: Way = Way { isa: None, threads: 1, block_tokens: 16, chunk: 512, others: 0 };
 
 fn tiny(dtype: Dtype) -> ModelFile {
-    ModelFile::from_gguf_bytes(Gguf::tiny(TINY, dtype, 5).to_bytes(), "tiny.gguf").unwrap()
+    let bytes = Gguf::tiny(Shape::tiny(dtype), dtype, 5).to_bytes();
+    ModelFile::from_gguf_bytes(bytes, "tiny.gguf").unwrap()
 }
 
 fn backend(model: &ModelFile, way: Way) -> CpuBackend {
@@ -128,6 +129,38 @@ fn tiny_models_of_every_type() {
         for way in ways() {
             assert_eq!(logits(&model, &prompt, way), want, "{dtype:?} {way:?}");
         }
+    }
+}
+
+/// Types of the matrices of one layer in files as they are found, and in worse ones.
+fn mixed(name: &str) -> Dtype {
+    match name {
+        "token_embd.weight" => Dtype::Q8_0,
+        "blk.0.attn_q.weight" | "blk.0.attn_k.weight" => Dtype::Q4K,
+        "blk.0.attn_v.weight" | "blk.0.ffn_down.weight" => Dtype::Q6K,
+        "blk.0.ffn_gate.weight" => Dtype::Q5_0,
+        "blk.0.ffn_up.weight" => Dtype::Iq4Nl,
+        "blk.1.attn_q.weight" => Dtype::Bf16,
+        "blk.1.attn_k.weight" => Dtype::Q5_1,
+        "blk.1.ffn_gate.weight" => Dtype::F16,
+        "blk.1.ffn_up.weight" => Dtype::Q3K,
+        _ => Dtype::Q5K,
+    }
+}
+
+#[test]
+fn a_model_that_mixes_types() {
+    // Heads whose keys do not fill a panel, so that V begins within one where types allow it.
+    let shape = Shape { layers: 2, kv_heads: 1, ..Shape::tiny(Dtype::Q4K) };
+    let bytes = Gguf::mixed(shape, 9, mixed).to_bytes();
+    let model = ModelFile::from_gguf_bytes(bytes, "mixed.gguf").unwrap();
+    let prompt = prompt(&model, 60, 47);
+    let want = logits(&model, &prompt, PLAIN);
+    assert!(want.iter().all(|bits| f32::from_bits(*bits).is_finite()));
+    let scalar = Way { isa: Some(Isa::Scalar), chunk: 50, threads: 2, ..PLAIN };
+    assert_eq!(logits(&model, &prompt, scalar), want, "scalar");
+    for way in ways() {
+        assert_eq!(logits(&model, &prompt, way), want, "{way:?}");
     }
 }
 

@@ -48,8 +48,9 @@ pub enum ModelFileError {
     )]
     UnknownTensor { file: String, tensor: String },
     #[error(
-        "{file}: tensor {tensor} has type {found}, which is not supported; supported: Q4_0, \
-         Q4_1, Q8_0, F16, BF16, F32 (requantise with llama-quantize)"
+        "{file}: tensor {tensor} has type {found}, which is not supported; supported: Q2_K, \
+         Q3_K, Q4_K, Q5_K, Q6_K, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F16, BF16, F32 (requantise \
+         with llama-quantize)"
     )]
     TensorType { file: String, tensor: String, found: String },
     #[error("{file}: tensor {tensor} has shape {got:?} [rows, columns] where {want:?} is needed")]

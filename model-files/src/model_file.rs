@@ -140,8 +140,9 @@ fn served_name(path: &str) -> String {
 
 fn is_dtype_name(suffix: &str) -> bool {
     let suffix = suffix.to_ascii_uppercase();
+    let quantized = suffix.strip_prefix('I').unwrap_or(&suffix).strip_prefix('Q');
     matches!(suffix.as_str(), "F32" | "F16" | "BF16" | "FP16")
-        || (suffix.starts_with('Q') && suffix[1..].starts_with(|c: char| c.is_ascii_digit()))
+        || quantized.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 #[cfg(test)]
@@ -152,6 +153,8 @@ mod tests {
     fn name_without_storage_type() {
         assert_eq!(served_name("m/SmolLM2-135M-Instruct.Q4_1.gguf"), "SmolLM2-135M-Instruct");
         assert_eq!(served_name("Llama-3.2-1B-Instruct-bf16.gguf"), "Llama-3.2-1B-Instruct");
+        assert_eq!(served_name("Llama-3.2-1B-Instruct-Q4_K_M.gguf"), "Llama-3.2-1B-Instruct");
+        assert_eq!(served_name("Llama-3.2-1B-Instruct-IQ4_NL.gguf"), "Llama-3.2-1B-Instruct");
         assert_eq!(served_name("tiny.gguf"), "tiny");
         assert_eq!(served_name("Q4_1"), "Q4_1");
     }

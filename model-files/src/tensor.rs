@@ -1,14 +1,32 @@
 //! Tensors by the part they play, with their stored type and order.
 
-/// How a tensor's elements are stored.
+/// How a tensor's elements are stored. Blocks are those of the GGUF format (ggml's `ggml_type`);
+/// `d`, `m` and `dmin` are f16. The order of a block's fields is with the code that reads them, in
+/// the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorDtype {
     /// Blocks of 32: f16 scale `d`, 16 bytes of nibbles `q`; the value is `d * (q - 8)`.
     Q4_0,
     /// Blocks of 32: f16 scale `d`, f16 minimum `m`, 16 bytes of nibbles; `d * q + m`.
     Q4_1,
+    /// Blocks of 32: five bits `q`, four and one apart; `d * (q - 16)`.
+    Q5_0,
+    /// Blocks of 32: five bits `q`, four and one apart; `d * q + m`.
+    Q5_1,
     /// Blocks of 32: f16 scale `d`, 32 signed bytes; `d * q`.
     Q8_0,
+    /// Blocks of 32: `d` times one of sixteen fixed values that a nibble names (`IQ4_NL`).
+    Iq4Nl,
+    /// Blocks of 256 in parts of 16 with 4-bit `sc` and `m` each: two bits; `d*sc * q - dmin*m`.
+    Q2K,
+    /// Blocks of 256 in parts of 16 with a 6-bit `sc` each: three bits; `d*(sc-32) * (q - 4)`.
+    Q3K,
+    /// Blocks of 256 in parts of 32 with 6-bit `sc` and `m` each: four bits; `d*sc * q - dmin*m`.
+    Q4K,
+    /// As `Q4K` with five bits.
+    Q5K,
+    /// Blocks of 256 in parts of 16 with a signed byte `sc` each: six bits; `d*sc * (q - 32)`.
+    Q6K,
     F16,
     Bf16,
     F32,
@@ -18,7 +36,8 @@ impl TensorDtype {
     /// Elements that share a block (1 where there are no blocks).
     pub fn block_len(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
             Self::F16 | Self::Bf16 | Self::F32 => 1,
         }
     }
@@ -26,9 +45,16 @@ impl TensorDtype {
     /// Bytes of one block.
     pub fn block_bytes(self) -> usize {
         match self {
-            Self::Q4_0 => 18,
+            Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
             Self::Q8_0 => 34,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
             Self::F16 | Self::Bf16 => 2,
             Self::F32 => 4,
         }
@@ -37,6 +63,11 @@ impl TensorDtype {
     /// Bytes of a row of `cols` elements, a multiple of `block_len`.
     pub fn row_bytes(self, cols: usize) -> usize {
         cols / self.block_len() * self.block_bytes()
+    }
+
+    /// Whether it is stored in blocks of small integers with scales.
+    pub fn is_quantized(self) -> bool {
+        self.block_len() > 1
     }
 }
 

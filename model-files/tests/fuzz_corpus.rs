@@ -62,8 +62,14 @@ fn seeds() {
         vocab: 8,
         context: 64,
     };
-    for dtype in [Dtype::Q4_0, Dtype::Q4_1, Dtype::Q8_0] {
-        let bytes = Gguf::tiny(shape, dtype, 1).to_bytes();
+    for dtype in Dtype::ALL.into_iter().filter(|dtype| dtype.block().0 > 1) {
+        // Super-blocks of 256 columns only where the small shape has room for them.
+        let (ffn, other) = match dtype.block().0 {
+            256 => (256, Dtype::Q8_0),
+            _ => (shape.ffn, dtype),
+        };
+        let dtype_of = |name: &str| if name.contains("ffn_down") { dtype } else { other };
+        let bytes = Gguf::mixed(Shape { ffn, ..shape }, 1, dtype_of).to_bytes();
         fs::write(corpus("gguf").join(format!("seed-{dtype:?}")), bytes).unwrap();
     }
     let config = r#"{"architectures":["LlamaForCausalLM"],"hidden_size":32,

@@ -3,7 +3,7 @@
 mod support;
 
 use baton_model_files::{LayerTensor, ModelFile, TensorDtype, TensorRole};
-use support::{Dtype, Gguf, Meta, Random, TINY};
+use support::{Dtype, Gguf, Meta, Random, Shape, TINY};
 
 fn tiny() -> Gguf {
     Gguf::tiny(TINY, Dtype::Q4_1, 7)
@@ -37,13 +37,23 @@ fn every_type_opens() {
         TensorDtype::F16,
         TensorDtype::Q4_0,
         TensorDtype::Q4_1,
+        TensorDtype::Q5_0,
+        TensorDtype::Q5_1,
         TensorDtype::Q8_0,
+        TensorDtype::Q2K,
+        TensorDtype::Q3K,
+        TensorDtype::Q4K,
+        TensorDtype::Q5K,
+        TensorDtype::Q6K,
+        TensorDtype::Iq4Nl,
         TensorDtype::Bf16,
     ]) {
-        let bytes = Gguf::tiny(TINY, dtype, 3).to_bytes();
+        let bytes = Gguf::tiny(Shape::tiny(dtype), dtype, 3).to_bytes();
         let model = ModelFile::from_gguf_bytes(bytes, "tiny-q4_1.gguf").unwrap();
         assert_eq!(model.spec().name, "tiny");
-        assert_eq!(model.tensor(TensorRole::Layer(1, LayerTensor::Down)).dtype, want);
+        let last = model.spec().layers - 1;
+        let down = model.tensor(TensorRole::Layer(last, LayerTensor::Down));
+        assert_eq!((down.dtype, down.row(down.rows - 1).len()), (want, want.row_bytes(down.cols)));
         assert_eq!(model.tensor(TensorRole::Output).rows, TINY.vocab);
     }
 }
@@ -222,13 +232,25 @@ fn broken_tensors() {
     refused(&["blk.0.attn_q.bias", "not part"], |file| {
         file.add("blk.0.attn_q.bias", Dtype::F32, 96, 0, &mut Random(1));
     });
-    refused(&[down, "Q4_K", "Q8_0"], |file| file.tensor(down).code = 12);
+    refused(&[down, "IQ4_XS", "Q8_0", "Q4_K"], |file| file.tensor(down).code = 23);
+    refused(&[down, "MXFP4", "IQ4_NL"], |file| file.tensor(down).code = 39);
     refused(&[down, "number 99"], |file| file.tensor(down).code = 99);
     refused(&[down, "shape"], |file| file.tensor(down).dims = vec![64, 96]);
     refused(&[down, "dimension is zero"], |file| file.tensor(down).dims = vec![96, 0]);
     refused(&[down, "dimensions"], |file| file.tensor(down).dims = vec![96; 5]);
     refused(&[down, "0 dimensions"], |file| file.tensor(down).dims = vec![]);
     refused(&[down, "blocks of 32"], |file| file.tensor(down).dims = vec![97, 64]);
+    // 96 columns are no super-blocks, whatever the type.
+    for code in [10, 11, 12, 13, 14] {
+        refused(&[down, "96 columns", "blocks of 256"], |file| file.tensor(down).code = code);
+    }
+    // Q5_1 takes more than the Q4_1 that is there: into the next tensor, or beyond the end.
+    refused(&[down, "outside the file"], |file| {
+        file.tensor(down).code = 7;
+        file.tensors.retain(|tensor| !tensor.name.starts_with("blk.1."));
+        file.set("llama.block_count", Meta::U32(1));
+    });
+    refused(&["blk.1.attn_norm.weight", "overlap"], |file| file.tensor(down).code = 7);
     refused(&[down, "overflow"], |file| {
         file.tensor(down).dims = vec![1 << 32, 1 << 31, 1 << 30];
     });

@@ -1,7 +1,5 @@
 //! What a CPU backend is made of.
 
-use baton_model_files::TensorDtype;
-
 use crate::pool::SpinPolicy;
 use crate::simd::Isa;
 
@@ -48,8 +46,6 @@ pub enum CpuError {
     Config { name: &'static str, value: usize, want: &'static str },
     #[error("this processor has no {}; choose another instruction set or none", .0.as_str())]
     Isa(Isa),
-    #[error("layer {layer}: gate ({gate:?}) and up ({up:?}) of one layer must have one type")]
-    MixedTypes { layer: usize, gate: TensorDtype, up: TensorDtype },
     #[error("no memory for weights and KV pool: {0}; use fewer kv_blocks")]
     Memory(#[source] std::io::Error),
     #[error("cannot start the engine's threads: {0}")]

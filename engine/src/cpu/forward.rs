@@ -123,19 +123,21 @@ impl CpuBackend {
             rows,
         };
         normalize(pool, kernels, &job);
-        multiply(
-            pool,
-            kernels,
-            &Product {
-                weights: &weights.gate_up,
-                input: Input { floats: normed, quants },
-                rows,
-                out: gated,
-                stride: spec.ffn,
-                column: 0,
-                epilogue: Epilogue::SiluMul,
-            },
-        );
+        for (weights, epilogue) in weights.gate_up.products() {
+            multiply(
+                pool,
+                kernels,
+                &Product {
+                    weights,
+                    input: Input { floats: normed, quants },
+                    rows,
+                    out: gated,
+                    stride: spec.ffn,
+                    column: 0,
+                    epilogue,
+                },
+            );
+        }
         let quants = buffers.quants.view(rows, spec.ffn);
         quantize(pool, kernels, gated, &weights.down, rows, quants);
         multiply(

@@ -5,7 +5,10 @@
 //! block's dot is an exact integer first, then `acc = dot * (dw * da) + acc`.
 
 mod bytes;
+mod columns;
 mod floats;
+mod supers;
+mod unpack;
 
 use std::ops::Range;
 
@@ -15,6 +18,9 @@ use crate::memory::Parts;
 use crate::simd::{LANES, Lanes};
 use crate::weights::{PackedMatrix, WeightFormat};
 
+/// How far ahead weights are asked for when they stream past once.
+const STREAM_AHEAD_BYTES: usize = 4096;
+
 /// What becomes of a panel's 32 results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Epilogue {
@@ -23,6 +29,8 @@ pub(crate) enum Epilogue {
     Add,
     /// The first half is the gate, the second what it lets through: 16 outputs a panel.
     SiluMul,
+    /// The gate is what is there, the results are what it lets through.
+    SiluMulOnto,
 }
 
 /// Rows of activations in both forms; a matrix reads the one that its format needs.
@@ -67,7 +75,15 @@ pub(crate) unsafe fn matmul<L: Lanes>(l: L, job: &Matmul<'_>) {
         match job.weights.format() {
             WeightFormat::Q4_0 => bytes::panels::<L, bytes::Q4_0>(l, job),
             WeightFormat::Q4_1 => bytes::panels::<L, bytes::Q4_1>(l, job),
+            WeightFormat::Q5_0 => bytes::panels::<L, bytes::Q5_0>(l, job),
+            WeightFormat::Q5_1 => bytes::panels::<L, bytes::Q5_1>(l, job),
             WeightFormat::Q8_0 => bytes::panels::<L, bytes::Q8_0>(l, job),
+            WeightFormat::Iq4Nl => bytes::panels::<L, bytes::Iq4Nl>(l, job),
+            WeightFormat::Q2K => supers::panels::<L, supers::Q2K>(l, job),
+            WeightFormat::Q3K => supers::panels::<L, supers::Q3K>(l, job),
+            WeightFormat::Q4K => supers::panels::<L, supers::Q4K>(l, job),
+            WeightFormat::Q5K => supers::panels::<L, supers::Q5K>(l, job),
+            WeightFormat::Q6K => supers::panels::<L, supers::Q6K>(l, job),
             WeightFormat::F16 => floats::panels::<L, floats::F16>(l, job),
             WeightFormat::Bf16 => floats::panels::<L, floats::Bf16>(l, job),
             WeightFormat::F32 => floats::panels::<L, floats::F32>(l, job),
@@ -103,6 +119,10 @@ unsafe fn finish<L: Lanes, const M: usize>(
                 l.store(l.add(l.load(&rest[0]), halves[1]), &mut rest[0]);
             }
             Epilogue::SiluMul => l.store(silu_mul(l, halves[0], halves[1]), &mut first[0]),
+            Epilogue::SiluMulOnto => {
+                l.store(silu_mul(l, l.load(&first[0]), halves[0]), &mut first[0]);
+                l.store(silu_mul(l, l.load(&rest[0]), halves[1]), &mut rest[0]);
+            }
         }
     }
 }

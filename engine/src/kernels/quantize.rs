@@ -16,6 +16,7 @@ pub(crate) struct QuantRows {
     scales: Buffer<f32>,
     nibble_starts: Buffer<i32>,
     byte_starts: Buffer<i32>,
+    half_starts: Buffer<[i32; 2]>,
     sums: Buffer<f32>,
     capacity: usize,
 }
@@ -32,7 +33,9 @@ pub(crate) struct QuantView<'a> {
     pub(crate) nibble_starts: Parts<'a, i32>,
     /// `[row][k / 32]`: `BYTES_START Σ q`, where the dot of Q8_0 starts.
     pub(crate) byte_starts: Parts<'a, i32>,
-    /// `[row][k / 32]`: `scale * Σ q`, what Q4_1's minimum is multiplied with.
+    /// `[row][k / 32]`: `-32 Σ q` of each 16 elements, where the dot of Q6_K starts.
+    pub(crate) half_starts: Parts<'a, [i32; 2]>,
+    /// `[row][k / 32]`: `scale * Σ q`, what a minimum of 32 is multiplied with.
     pub(crate) sums: Parts<'a, f32>,
 }
 
@@ -48,6 +51,7 @@ impl QuantRows {
             scales: Buffer::zeroed(blocks)?,
             nibble_starts: Buffer::zeroed(blocks)?,
             byte_starts: Buffer::zeroed(blocks)?,
+            half_starts: Buffer::zeroed(blocks)?,
             sums: Buffer::zeroed(blocks)?,
             capacity: rows * k,
         })
@@ -65,6 +69,7 @@ impl QuantRows {
             scales: self.scales.parts(),
             nibble_starts: self.nibble_starts.parts(),
             byte_starts: self.byte_starts.parts(),
+            half_starts: self.half_starts.parts(),
             sums: self.sums.parts(),
         }
     }
@@ -76,6 +81,7 @@ struct QuantRow<'a> {
     scales: &'a mut [f32],
     nibble_starts: &'a mut [i32],
     byte_starts: &'a mut [i32],
+    half_starts: &'a mut [[i32; 2]],
     sums: &'a mut [f32],
 }
 
@@ -97,6 +103,7 @@ pub(crate) unsafe fn quantize<L: Lanes>(l: L, x: &[f32], out: &QuantView<'_>, ro
             scales: out.scales.of_mut(blocks.clone()),
             nibble_starts: out.nibble_starts.of_mut(blocks.clone()),
             byte_starts: out.byte_starts.of_mut(blocks.clone()),
+            half_starts: out.half_starts.of_mut(blocks.clone()),
             sums: out.sums.of_mut(blocks),
         }
     };
@@ -109,10 +116,12 @@ pub(crate) unsafe fn quantize<L: Lanes>(l: L, x: &[f32], out: &QuantView<'_>, ro
         let q = [l.round(l.mul(x[0], l.splat(inverse))), l.round(l.mul(x[1], l.splat(inverse)))];
         l.store_bytes(q[0], &mut quants[2 * b]);
         l.store_bytes(q[1], &mut quants[2 * b + 1]);
-        let sum = l.reduce_add_i(l.add_i(q[0], q[1]));
+        let halves = [l.reduce_add_i(q[0]), l.reduce_add_i(q[1])];
+        let sum = halves[0].wrapping_add(halves[1]);
         out.scales[b] = scale;
         out.nibble_starts[b] = sum.wrapping_mul(-8);
         out.byte_starts[b] = sum.wrapping_mul(L::BYTES_START);
+        out.half_starts[b] = halves.map(|sum| sum.wrapping_mul(-32));
         out.sums[b] = scale * sum as f32;
     }
 }

@@ -79,6 +79,7 @@ impl Lanes for Avx2 {
     type F = Avx2Lanes;
     type I = [__m256i; 2];
     const MANY_REGISTERS: bool = false;
+    const TILES: bool = true;
     const BYTES_START: i32 = 0;
 
     #[inline(always)]
@@ -210,11 +211,6 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn add_i(self, a: Self::I, b: Self::I) -> Self::I {
-        both!(_mm256_add_epi32(a, b))
-    }
-
-    #[inline(always)]
     fn max_i(self, a: Self::I, b: Self::I) -> Self::I {
         both!(_mm256_max_epi32(a, b))
     }
@@ -283,7 +279,38 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, acc: Self::I, w: Self::I, a: i32) -> Self::I {
+    fn bits(self, x: Self::I, down: i32, mask: u8) -> Self::I {
+        let count = op!([_mm_cvtsi32_si128(down.abs()); 2]);
+        let mask = op!([_mm256_set1_epi8(mask as i8); 2]);
+        let moved = if down >= 0 {
+            both!(_mm256_srl_epi16(x, count))
+        } else {
+            both!(_mm256_sll_epi16(x, count))
+        };
+        both!(_mm256_and_si256(moved, mask))
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::I, b: Self::I) -> Self::I {
+        both!(_mm256_or_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], x: Self::I) -> Self::I {
+        let table = op!([_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())); 2]);
+        both!(_mm256_shuffle_epi8(table, x))
+    }
+
+    #[inline(always)]
+    fn load_signed(self, x: &[u8; LANES]) -> Self::I {
+        op!([
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast())),
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(x[8..].as_ptr().cast())),
+        ])
+    }
+
+    #[inline(always)]
+    fn dot_small(self, acc: Self::I, w: Self::I, a: i32) -> Self::I {
         dot(self, acc, w, self.splat_i(a))
     }
 

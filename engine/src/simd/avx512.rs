@@ -36,6 +36,7 @@ impl Lanes for Avx512 {
     type F = __m512;
     type I = __m512i;
     const MANY_REGISTERS: bool = true;
+    const TILES: bool = true;
     const BYTES_START: i32 = -128;
 
     #[inline(always)]
@@ -150,11 +151,6 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn add_i(self, a: __m512i, b: __m512i) -> __m512i {
-        op!(_mm512_add_epi32(a, b))
-    }
-
-    #[inline(always)]
     fn max_i(self, a: __m512i, b: __m512i) -> __m512i {
         op!(_mm512_max_epi32(a, b))
     }
@@ -200,7 +196,33 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, acc: __m512i, w: __m512i, a: i32) -> __m512i {
+    fn bits(self, x: __m512i, down: i32, mask: u8) -> __m512i {
+        let count = op!(_mm_cvtsi32_si128(down.abs()));
+        let moved = if down >= 0 {
+            op!(_mm512_srl_epi16(x, count))
+        } else {
+            op!(_mm512_sll_epi16(x, count))
+        };
+        op!(_mm512_and_si512(moved, _mm512_set1_epi8(mask as i8)))
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], x: __m512i) -> __m512i {
+        op!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), x))
+    }
+
+    #[inline(always)]
+    fn load_signed(self, x: &[u8; LANES]) -> __m512i {
+        op!(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn dot_small(self, acc: __m512i, w: __m512i, a: i32) -> __m512i {
         op!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(a)))
     }
 

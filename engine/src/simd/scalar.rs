@@ -62,6 +62,7 @@ impl Lanes for Scalar {
     type F = [f32; LANES];
     type I = [u32; LANES];
     const MANY_REGISTERS: bool = false;
+    const TILES: bool = false;
     const BYTES_START: i32 = 0;
 
     #[inline(always)]
@@ -187,11 +188,6 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
-    fn add_i(self, a: Self::I, b: Self::I) -> Self::I {
-        zip(a, b, u32::wrapping_add)
-    }
-
-    #[inline(always)]
     fn max_i(self, a: Self::I, b: Self::I) -> Self::I {
         zip(a, b, |a, b| (a as i32).max(b as i32) as u32)
     }
@@ -241,7 +237,28 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
-    fn dot_nibbles(self, acc: Self::I, w: Self::I, a: i32) -> Self::I {
+    fn bits(self, x: Self::I, down: i32, mask: u8) -> Self::I {
+        let mask = u32::from(mask) * 0x0101_0101;
+        each(x, |x| if down >= 0 { (x >> down) & mask } else { (x << -down) & mask })
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::I, b: Self::I) -> Self::I {
+        zip(a, b, |a, b| a | b)
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], x: Self::I) -> Self::I {
+        each(x, |x| u32::from_le_bytes(x.to_le_bytes().map(|index| table[usize::from(index & 15)])))
+    }
+
+    #[inline(always)]
+    fn load_signed(self, x: &[u8; LANES]) -> Self::I {
+        each(*x, |x| i32::from(x as i8) as u32)
+    }
+
+    #[inline(always)]
+    fn dot_small(self, acc: Self::I, w: Self::I, a: i32) -> Self::I {
         dot(acc, w, a, 0)
     }
 

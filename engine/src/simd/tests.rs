@@ -84,14 +84,23 @@ fn round<L: Lanes>(l: L, seed: u64) -> Vec<[u32; LANES]> {
     ];
     let sum: i32 = activations.to_le_bytes().iter().map(|b| i32::from(*b as i8)).sum();
     let w = l.load_bytes(&bytes);
+    let table: [u8; 16] = std::array::from_fn(|_| r.bits() as u8);
+    let signed: [u8; LANES] = std::array::from_fn(|_| r.bits() as u8);
     let start = l.splat_i(sum * L::BYTES_START);
     for (lanes, add, max) in [
         ints(l, l.round(small)),
         ints(l, l.abs_bits(va)),
-        ints(l, l.add_i(l.load_i(&words), w)),
         ints(l, l.max_i(l.load_i(&words), w)),
-        ints(l, l.dot_nibbles(l.splat_i(7), l.low_nibbles(w), activations)),
-        ints(l, l.dot_nibbles(l.splat_i(-7), l.high_nibbles(w), activations)),
+        ints(l, l.dot_small(l.splat_i(7), l.low_nibbles(w), activations)),
+        ints(l, l.dot_small(l.splat_i(-7), l.high_nibbles(w), activations)),
+        ints(l, l.dot_small(l.splat_i(3), l.bits(w, 0, 0x7f), activations)),
+        ints(l, l.bits(w, 3, 0x1f)),
+        ints(l, l.bits(w, 7, 0x01)),
+        ints(l, l.bits(w, -2, 0xfc)),
+        ints(l, l.bits(w, -4, 0x10)),
+        ints(l, l.or(l.low_nibbles(w), l.bits(w, -1, 0x30))),
+        ints(l, l.look_up(&table, l.low_nibbles(w))),
+        ints(l, l.load_signed(&signed)),
         ints(l, l.dot_bytes(start, w, activations)),
     ] {
         out.push(lanes);

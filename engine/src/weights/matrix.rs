@@ -4,15 +4,9 @@ use std::io;
 
 use baton_model_files::{TensorDtype, TensorView};
 
+use super::packed::{HALF, PANEL_ROWS, pack_row, panel_bytes};
 use crate::memory::{Buffer, Parts};
 use crate::pool::share;
-
-/// Output rows of a panel.
-pub(crate) const PANEL_ROWS: usize = 32;
-/// Columns of a block.
-const BLOCK: usize = 32;
-/// Output rows of half a panel.
-const HALF: usize = 16;
 
 /// A matrix in panels (see the module above).
 pub(crate) struct PackedMatrix {
@@ -20,6 +14,7 @@ pub(crate) struct PackedMatrix {
     format: TensorDtype,
     k: usize,
     panels: usize,
+    panel_bytes: usize,
 }
 
 impl PackedMatrix {
@@ -80,8 +75,7 @@ impl PackedMatrix {
     /// Bytes of one panel, aligned to 64.
     #[inline(always)]
     pub(crate) fn panel(&self, panel: usize) -> &[u8] {
-        let bytes = panel_bytes(self.format, self.k);
-        &self.bytes[panel * bytes..][..bytes]
+        &self.bytes[panel * self.panel_bytes..][..self.panel_bytes]
     }
 
     /// The panel after `panel`, if there is one.
@@ -120,47 +114,6 @@ impl PackedMatrix {
             }
             pack(0, out);
         });
-        Ok(Self { bytes, format, k, panels })
-    }
-}
-
-/// Bytes that 32 rows of `k` columns take.
-fn panel_bytes(format: TensorDtype, k: usize) -> usize {
-    PANEL_ROWS * format.row_bytes(k)
-}
-
-/// Places one stored row into lane `lane` of a panel.
-fn pack_row(format: TensorDtype, row: &[u8], lane: usize, panel: &mut [u8]) {
-    let stored = format.block_bytes();
-    match format {
-        TensorDtype::Q4_0 | TensorDtype::Q4_1 | TensorDtype::Q8_0 => {
-            let blocks = panel.chunks_exact_mut(PANEL_ROWS * stored);
-            for (block, row) in blocks.zip(row.chunks_exact(stored)) {
-                pack_block(format, row, lane, block);
-            }
-        }
-        TensorDtype::F16 | TensorDtype::Bf16 | TensorDtype::F32 => {
-            for (column, element) in row.chunks_exact(stored).enumerate() {
-                panel[(column * PANEL_ROWS + lane) * stored..][..stored].copy_from_slice(element);
-            }
-        }
-    }
-}
-
-fn pack_block(format: TensorDtype, row: &[u8], lane: usize, block: &mut [u8]) {
-    let header = if format == TensorDtype::Q4_1 { 4 } else { 2 };
-    let quants = &row[header..];
-    let flip = if format == TensorDtype::Q8_0 { 0x80 } else { 0 };
-    let half_start = lane / HALF * (HALF * quants.len());
-    for (group, four) in quants.chunks_exact(4).enumerate() {
-        let out = &mut block[half_start + group * 64 + lane % HALF * 4..][..4];
-        for (out, q) in out.iter_mut().zip(four) {
-            *out = q ^ flip;
-        }
-    }
-    let scales = PANEL_ROWS * quants.len();
-    block[scales + 2 * lane..][..2].copy_from_slice(&row[..2]);
-    if format == TensorDtype::Q4_1 {
-        block[scales + 2 * (BLOCK + lane)..][..2].copy_from_slice(&row[2..4]);
+        Ok(Self { bytes, format, k, panels, panel_bytes })
     }
 }

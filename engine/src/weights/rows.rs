@@ -3,6 +3,7 @@
 use baton_model_files::{TensorDtype, TensorView};
 use half::f16;
 
+use super::stored::{IQ4_NL_VALUES, SMALL, SUPER, Scheme, SmallBlock, SuperBlock};
 use crate::kernels::numerics::bf16_widen;
 
 /// Widens row `row` of `view` into `out[cols]`.
@@ -28,66 +29,61 @@ pub(crate) fn widen_row(view: &TensorView<'_>, row: usize, out: &mut [f32]) {
                 *out = bf16_widen(u16::from_le_bytes(*bytes));
             }
         }
-        TensorDtype::Q4_0 | TensorDtype::Q4_1 | TensorDtype::Q8_0 => {
+        TensorDtype::Q2K
+        | TensorDtype::Q3K
+        | TensorDtype::Q4K
+        | TensorDtype::Q5K
+        | TensorDtype::Q6K => {
             let blocks = bytes.chunks_exact(view.dtype.block_bytes());
-            for (block, out) in blocks.zip(out.as_chunks_mut::<32>().0) {
-                widen_block(view.dtype, block, out);
+            for (block, out) in blocks.zip(out.as_chunks_mut().0) {
+                widen_super(view.dtype, block, out);
+            }
+        }
+        TensorDtype::Q4_0
+        | TensorDtype::Q4_1
+        | TensorDtype::Q5_0
+        | TensorDtype::Q5_1
+        | TensorDtype::Q8_0
+        | TensorDtype::Iq4Nl => {
+            let blocks = bytes.chunks_exact(view.dtype.block_bytes());
+            for (block, out) in blocks.zip(out.as_chunks_mut().0) {
+                widen_small(view.dtype, block, out);
             }
         }
     }
 }
 
-fn widen_block(dtype: TensorDtype, block: &[u8], out: &mut [f32; 32]) {
-    let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-    let scale = half(0);
-    match dtype {
-        TensorDtype::Q8_0 => {
-            for (out, q) in out.iter_mut().zip(&block[2..]) {
-                *out = scale * f32::from(*q as i8);
-            }
-        }
-        TensorDtype::Q4_1 => {
-            let minimum = half(2);
-            for (i, q) in block[4..].iter().enumerate() {
-                out[i] = scale.mul_add(f32::from(q & 15), minimum);
-                out[i + 16] = scale.mul_add(f32::from(q >> 4), minimum);
-            }
-        }
-        _ => {
-            for (i, q) in block[2..].iter().enumerate() {
-                out[i] = scale * (f32::from(q & 15) - 8.0);
-                out[i + 16] = scale * (f32::from(q >> 4) - 8.0);
-            }
-        }
+/// Products of a scale and a quant fit into 24 bits, so that only a minimum's sum rounds, once.
+fn widen_small(dtype: TensorDtype, block: &[u8], out: &mut [f32; SMALL]) {
+    let scheme = Scheme::of(dtype).expect("blocks of 32 have a scheme");
+    let block = SmallBlock::read(dtype, block);
+    let (scale, minimum) = (widen_half(block.scale), widen_half(block.minimum));
+    for (out, q) in out.iter_mut().zip(block.quants) {
+        let q = match dtype {
+            TensorDtype::Iq4Nl => f32::from(IQ4_NL_VALUES[usize::from(q)]),
+            _ => (i32::from(q) + scheme.zero) as f32,
+        };
+        *out = if scheme.has_minima { scale.mul_add(q, minimum) } else { scale * q };
     }
+}
+
+/// As `widen_small`, with scales and minima of 16 or 32 columns: exact products as well.
+fn widen_super(dtype: TensorDtype, block: &[u8], out: &mut [f32; SUPER]) {
+    let scheme = Scheme::of(dtype).expect("super-blocks have a scheme");
+    let part_len = SMALL / scheme.parts.expect("super-blocks have parts");
+    let block = SuperBlock::read(dtype, block);
+    let (d, dmin) = (widen_half(block.d), widen_half(block.dmin));
+    for (i, (out, q)) in out.iter_mut().zip(block.quants).enumerate() {
+        let scale = d * f32::from(block.scales[i / part_len]);
+        let q = (i32::from(q) + scheme.zero) as f32;
+        let minimum = dmin * f32::from(block.minima[i / part_len]);
+        *out = if scheme.has_minima { scale.mul_add(q, -minimum) } else { scale * q };
+    }
+}
+
+fn widen_half(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).to_f32()
 }
 
 #[cfg(test)]
-mod tests {
-    use baton_model_files::RowOrder;
-
-    use super::*;
-
-    fn widen(dtype: TensorDtype, cols: usize, bytes: &[u8]) -> Vec<f32> {
-        let view = TensorView { dtype, rows: 1, cols, row_order: RowOrder::Plain, bytes };
-        let mut out = vec![0.0; cols];
-        widen_row(&view, 0, &mut out);
-        out
-    }
-
-    #[test]
-    fn known_blocks() {
-        let half = f16::from_f32(0.5).to_le_bytes();
-        let minus_one = f16::from_f32(-1.0).to_le_bytes();
-        let q4_0 = [&half[..], &[0xf0; 16]].concat();
-        let out = widen(TensorDtype::Q4_0, 32, &q4_0);
-        assert_eq!((out[0], out[15], out[16], out[31]), (-4.0, -4.0, 3.5, 3.5));
-        let q4_1 = [&half[..], &minus_one, &[0x52; 16]].concat();
-        let out = widen(TensorDtype::Q4_1, 32, &q4_1);
-        assert_eq!((out[0], out[16]), (0.0, 1.5));
-        let q8_0 = [&half[..], &[0x80; 32]].concat();
-        assert_eq!(widen(TensorDtype::Q8_0, 32, &q8_0), [-64.0; 32]);
-        assert_eq!(widen(TensorDtype::Bf16, 1, &[0x80, 0x3f]), [1.0]);
-        assert_eq!(widen(TensorDtype::F16, 1, &half), [0.5]);
-    }
-}
+mod tests;

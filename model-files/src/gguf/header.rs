@@ -247,7 +247,15 @@ fn dtype_of_code(code: u32) -> Option<TensorDtype> {
         1 => TensorDtype::F16,
         2 => TensorDtype::Q4_0,
         3 => TensorDtype::Q4_1,
+        6 => TensorDtype::Q5_0,
+        7 => TensorDtype::Q5_1,
         8 => TensorDtype::Q8_0,
+        10 => TensorDtype::Q2K,
+        11 => TensorDtype::Q3K,
+        12 => TensorDtype::Q4K,
+        13 => TensorDtype::Q5K,
+        14 => TensorDtype::Q6K,
+        20 => TensorDtype::Iq4Nl,
         30 => TensorDtype::Bf16,
         _ => return None,
     })
@@ -255,21 +263,13 @@ fn dtype_of_code(code: u32) -> Option<TensorDtype> {
 
 /// The name of a `ggml_type` that is not supported.
 fn type_name(code: u32) -> String {
-    const NAMES: [(u32, &str); 22] = [
-        (6, "Q5_0"),
-        (7, "Q5_1"),
+    const NAMES: [(u32, &str); 14] = [
         (9, "Q8_1"),
-        (10, "Q2_K"),
-        (11, "Q3_K"),
-        (12, "Q4_K"),
-        (13, "Q5_K"),
-        (14, "Q6_K"),
         (15, "Q8_K"),
         (16, "IQ2_XXS"),
         (17, "IQ2_XS"),
         (18, "IQ3_XXS"),
         (19, "IQ1_S"),
-        (20, "IQ4_NL"),
         (21, "IQ3_S"),
         (22, "IQ2_S"),
         (23, "IQ4_XS"),

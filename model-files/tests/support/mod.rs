@@ -22,13 +22,72 @@ pub enum Dtype {
     F16 = 1,
     Q4_0 = 2,
     Q4_1 = 3,
+    Q5_0 = 6,
+    Q5_1 = 7,
     Q8_0 = 8,
+    Q2K = 10,
+    Q3K = 11,
+    Q4K = 12,
+    Q5K = 13,
+    Q6K = 14,
+    Iq4Nl = 20,
     Bf16 = 30,
 }
 
 impl Dtype {
-    pub const ALL: [Dtype; 6] =
-        [Dtype::F32, Dtype::F16, Dtype::Q4_0, Dtype::Q4_1, Dtype::Q8_0, Dtype::Bf16];
+    pub const ALL: [Dtype; 14] = [
+        Dtype::F32,
+        Dtype::F16,
+        Dtype::Q4_0,
+        Dtype::Q4_1,
+        Dtype::Q5_0,
+        Dtype::Q5_1,
+        Dtype::Q8_0,
+        Dtype::Q2K,
+        Dtype::Q3K,
+        Dtype::Q4K,
+        Dtype::Q5K,
+        Dtype::Q6K,
+        Dtype::Iq4Nl,
+        Dtype::Bf16,
+    ];
+
+    /// Elements and bytes of a block.
+    pub fn block(self) -> (usize, usize) {
+        match self {
+            Dtype::F32 => (1, 4),
+            Dtype::F16 | Dtype::Bf16 => (1, 2),
+            Dtype::Q4_0 | Dtype::Iq4Nl => (32, 18),
+            Dtype::Q4_1 => (32, 20),
+            Dtype::Q5_0 => (32, 22),
+            Dtype::Q5_1 => (32, 24),
+            Dtype::Q8_0 => (32, 34),
+            Dtype::Q2K => (256, 84),
+            Dtype::Q3K => (256, 110),
+            Dtype::Q4K => (256, 144),
+            Dtype::Q5K => (256, 176),
+            Dtype::Q6K => (256, 210),
+        }
+    }
+
+    /// Where a block keeps its f16 numbers, and by what weights of -1 to 1 are to be multiplied to
+    /// get them when the other bytes are random.
+    fn halves(self) -> &'static [(usize, f32)] {
+        match self {
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => &[],
+            Dtype::Q4_0 => &[(0, 1.0 / 8.0)],
+            Dtype::Q4_1 => &[(0, 1.0 / 7.5), (2, -1.0)],
+            Dtype::Q5_0 => &[(0, 1.0 / 16.0)],
+            Dtype::Q5_1 => &[(0, 1.0 / 15.5), (2, -1.0)],
+            Dtype::Q8_0 => &[(0, 1.0 / 128.0)],
+            Dtype::Iq4Nl => &[(0, 1.0 / 127.0)],
+            Dtype::Q2K => &[(80, 1.0 / 11.0), (82, 1.5 / 11.0)],
+            Dtype::Q3K => &[(108, 1.0 / 64.0)],
+            Dtype::Q4K => &[(0, 1.0 / 240.0), (2, 7.5 / 240.0)],
+            Dtype::Q5K => &[(0, 1.0 / 500.0), (2, 15.5 / 500.0)],
+            Dtype::Q6K => &[(208, 1.0 / 2000.0)],
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -78,9 +137,24 @@ pub const TINY: Shape = Shape {
     context: 1024,
 };
 
+impl Shape {
+    /// `TINY`, or the least that blocks of 256 allow.
+    pub fn tiny(dtype: Dtype) -> Self {
+        match dtype.block().0 {
+            256 => Shape { layers: 1, hidden: 256, heads: 16, ffn: 256, ..TINY },
+            _ => TINY,
+        }
+    }
+}
+
 impl Gguf {
     /// A Llama with random weights, matrices of `dtype`, and a vocabulary of single characters.
     pub fn tiny(shape: Shape, dtype: Dtype, seed: u64) -> Self {
+        Self::mixed(shape, seed, |_| dtype)
+    }
+
+    /// The same with a type for each matrix, by its name.
+    pub fn mixed(shape: Shape, seed: u64, dtype_of: impl Fn(&str) -> Dtype) -> Self {
         let mut random = Random(seed | 1);
         let mut file = Self {
             magic: *b"GGUF",
@@ -91,22 +165,25 @@ impl Gguf {
             tensors: Vec::new(),
         };
         let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-        file.add("token_embd.weight", dtype, shape.hidden, shape.vocab, &mut random);
+        let embedding = "token_embd.weight";
+        file.add(embedding, dtype_of(embedding), shape.hidden, shape.vocab, &mut random);
         file.add("output_norm.weight", Dtype::F32, shape.hidden, 0, &mut random);
         for layer in 0..shape.layers {
             let matrices = [
-                ("attn_norm", Dtype::F32, shape.hidden, 0),
-                ("attn_q", dtype, shape.hidden, q),
-                ("attn_k", dtype, shape.hidden, kv),
-                ("attn_v", dtype, shape.hidden, kv),
-                ("attn_output", dtype, q, shape.hidden),
-                ("ffn_norm", Dtype::F32, shape.hidden, 0),
-                ("ffn_gate", dtype, shape.hidden, shape.ffn),
-                ("ffn_up", dtype, shape.hidden, shape.ffn),
-                ("ffn_down", dtype, shape.ffn, shape.hidden),
+                ("attn_norm", shape.hidden, 0),
+                ("attn_q", shape.hidden, q),
+                ("attn_k", shape.hidden, kv),
+                ("attn_v", shape.hidden, kv),
+                ("attn_output", q, shape.hidden),
+                ("ffn_norm", shape.hidden, 0),
+                ("ffn_gate", shape.hidden, shape.ffn),
+                ("ffn_up", shape.hidden, shape.ffn),
+                ("ffn_down", shape.ffn, shape.hidden),
             ];
-            for (name, dtype, cols, rows) in matrices {
-                file.add(&format!("blk.{layer}.{name}.weight"), dtype, cols, rows, &mut random);
+            for (name, cols, rows) in matrices {
+                let name = format!("blk.{layer}.{name}.weight");
+                let dtype = if rows == 0 { Dtype::F32 } else { dtype_of(&name) };
+                file.add(&name, dtype, cols, rows, &mut random);
             }
         }
         file
@@ -209,36 +286,27 @@ fn tiny_keys(shape: Shape) -> Vec<(String, Meta)> {
 fn random_weights(dtype: Dtype, cols: usize, rows: usize, random: &mut Random) -> Vec<u8> {
     let scale = 1.7 / (cols as f32).sqrt();
     let mut out = Vec::new();
-    let half = |x: f32| f32_to_half(x).to_le_bytes();
-    for _ in 0..rows.max(1) * cols / if dtype_is_blocked(dtype) { 32 } else { 1 } {
+    let (block_len, block_bytes) = dtype.block();
+    for _ in 0..rows.max(1) * cols / block_len {
         let spread = scale * (1.0 + 0.5 * random.number());
         match dtype {
             Dtype::F32 if rows == 0 => out.extend((1.0 + 0.3 * random.number()).to_le_bytes()),
             Dtype::F32 => out.extend((scale * random.number()).to_le_bytes()),
-            Dtype::F16 => out.extend(half(scale * random.number())),
+            Dtype::F16 => out.extend(f32_to_half(scale * random.number()).to_le_bytes()),
             Dtype::Bf16 => {
                 out.extend(((scale * random.number()).to_bits() >> 16).to_le_bytes()[..2].iter());
             }
-            Dtype::Q4_0 => {
-                out.extend(half(spread / 8.0));
-                out.extend((0..16).map(|_| random.bits() as u8));
-            }
-            Dtype::Q4_1 => {
-                out.extend(half(spread / 7.5));
-                out.extend(half(-spread));
-                out.extend((0..16).map(|_| random.bits() as u8));
-            }
-            Dtype::Q8_0 => {
-                out.extend(half(spread / 128.0));
-                out.extend((0..32).map(|_| random.bits() as u8));
+            _ => {
+                let start = out.len();
+                out.extend((0..block_bytes).map(|_| random.bits() as u8));
+                for &(at, factor) in dtype.halves() {
+                    let half = f32_to_half(spread * factor).to_le_bytes();
+                    out[start + at..][..2].copy_from_slice(&half);
+                }
             }
         }
     }
     out
-}
-
-fn dtype_is_blocked(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q8_0)
 }
 
 /// Half-precision bits of a normal number, rounded toward zero.

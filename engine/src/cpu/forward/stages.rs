@@ -5,7 +5,7 @@ use crate::kernels::matmul::{Epilogue, Input, Matmul};
 use crate::kernels::quantize::QuantView;
 use crate::memory::Parts;
 use crate::pool::{Pieces, Pool, share};
-use crate::weights::{PackedMatrix, WeightFormat};
+use crate::weights::PackedMatrix;
 
 /// Pieces into which a product's panels are cut for each thread: few when a piece takes
 /// microseconds, more when it takes long enough for threads to drift apart.
@@ -67,7 +67,7 @@ pub(super) fn quantize(
     rows: usize,
     quants: QuantView<'_>,
 ) {
-    if !wants_quants(weights.format()) {
+    if !weights.format().is_quantized() {
         return;
     }
     let (k, threads) = (quants.k, pool.threads());
@@ -103,8 +103,4 @@ pub(super) fn multiply(pool: &mut Pool, kernels: &Kernels, product: &Product<'_>
             unsafe { (kernels.matmul)(&job) }
         }
     });
-}
-
-fn wants_quants(format: WeightFormat) -> bool {
-    matches!(format, WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0)
 }

@@ -1,114 +1,66 @@
 //! Products of quantised weights with quantised activations: exact integer dots of 32.
 
-use super::{Matmul, Tile, finish};
-use crate::kernels::quantize::{BLOCK, QuantView};
+use super::columns::{Columns, half_floats};
+use super::{Matmul, STREAM_AHEAD_BYTES, Tile, finish, unpack};
+use crate::kernels::quantize::QuantView;
 use crate::memory::Parts;
-use crate::simd::{LANES, Lanes};
-
-/// Bytes of 16 weight rows' four consecutive elements.
-const GROUP: usize = 4 * LANES;
-
-/// How far ahead weights are asked for when they stream past once.
-const STREAM_AHEAD_BYTES: usize = 4096;
+use crate::simd::Lanes;
 
 /// A weight format: a block of 32 rows and 32 columns is quants, 32 scales (f16), and maybe 32
 /// minima (f16).
 pub(super) trait Format {
     const QUANT_BYTES: usize;
+    /// What a quant of zero stands for: 0, a multiple of -8, or -128.
+    const ZERO: i32;
     const HAS_MINIMA: bool;
     const BLOCK_BYTES: usize = Self::QUANT_BYTES + if Self::HAS_MINIMA { 128 } else { 64 };
+    const SIGNED: bool = Self::ZERO == -128;
+    /// What a start is multiplied with: `-8 Σ q` for small bytes.
+    const START_TIMES: i32 = if Self::SIGNED { 1 } else { Self::ZERO / -8 };
 
     /// The eight groups of four columns of one half's 16 rows.
     fn unpack<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8];
-    fn dot<L: Lanes>(l: L, acc: L::I, w: L::I, a: i32) -> L::I;
+
+    #[inline(always)]
+    fn dot<L: Lanes>(l: L, acc: L::I, w: L::I, a: i32) -> L::I {
+        if Self::SIGNED { l.dot_bytes(acc, w, a) } else { l.dot_small(acc, w, a) }
+    }
+
     /// Where the dots start; zero when there is none.
-    fn starts<'a>(quants: &QuantView<'a>) -> Option<Parts<'a, i32>>;
-}
-
-pub(super) struct Q4_0;
-pub(super) struct Q4_1;
-pub(super) struct Q8_0;
-
-#[inline(always)]
-fn group(half: &[u8], index: usize) -> &[u8; GROUP] {
-    &half.as_chunks::<GROUP>().0[index]
-}
-
-/// A byte holds column `i` in its low nibble and column `i + 16` in its high one.
-#[inline(always)]
-fn unpack_nibbles<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8] {
-    let mut out = [l.splat_i(0); 8];
-    for j in 0..4 {
-        let both = l.load_bytes(group(half, j));
-        out[j] = l.low_nibbles(both);
-        out[4 + j] = l.high_nibbles(both);
-    }
-    out
-}
-
-impl Format for Q4_0 {
-    const QUANT_BYTES: usize = 512;
-    const HAS_MINIMA: bool = false;
-
-    #[inline(always)]
-    fn unpack<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8] {
-        unpack_nibbles(l, half)
-    }
-
-    #[inline(always)]
-    fn dot<L: Lanes>(l: L, acc: L::I, w: L::I, a: i32) -> L::I {
-        l.dot_nibbles(acc, w, a)
-    }
-
     #[inline(always)]
     fn starts<'a>(quants: &QuantView<'a>) -> Option<Parts<'a, i32>> {
-        Some(quants.nibble_starts)
-    }
-}
-
-impl Format for Q4_1 {
-    const QUANT_BYTES: usize = 512;
-    const HAS_MINIMA: bool = true;
-
-    #[inline(always)]
-    fn unpack<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8] {
-        unpack_nibbles(l, half)
-    }
-
-    #[inline(always)]
-    fn dot<L: Lanes>(l: L, acc: L::I, w: L::I, a: i32) -> L::I {
-        l.dot_nibbles(acc, w, a)
-    }
-
-    #[inline(always)]
-    fn starts<'a>(_quants: &QuantView<'a>) -> Option<Parts<'a, i32>> {
-        None
-    }
-}
-
-impl Format for Q8_0 {
-    const QUANT_BYTES: usize = 1024;
-    const HAS_MINIMA: bool = false;
-
-    #[inline(always)]
-    fn unpack<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8] {
-        let mut out = [l.splat_i(0); 8];
-        for (j, out) in out.iter_mut().enumerate() {
-            *out = l.load_bytes(group(half, j));
+        match Self::ZERO {
+            0 => None,
+            _ if Self::SIGNED => Some(quants.byte_starts),
+            _ => Some(quants.nibble_starts),
         }
-        out
-    }
-
-    #[inline(always)]
-    fn dot<L: Lanes>(l: L, acc: L::I, w: L::I, a: i32) -> L::I {
-        l.dot_bytes(acc, w, a)
-    }
-
-    #[inline(always)]
-    fn starts<'a>(quants: &QuantView<'a>) -> Option<Parts<'a, i32>> {
-        Some(quants.byte_starts)
     }
 }
+
+/// Names a format.
+macro_rules! format {
+    ($name:ident, $bytes:literal, zero $zero:literal, minima $minima:literal, $unpack:ident) => {
+        pub(super) struct $name;
+
+        impl Format for $name {
+            const QUANT_BYTES: usize = $bytes;
+            const ZERO: i32 = $zero;
+            const HAS_MINIMA: bool = $minima;
+
+            #[inline(always)]
+            fn unpack<L: Lanes>(l: L, half: &[u8]) -> [L::I; 8] {
+                unpack::$unpack(l, half)
+            }
+        }
+    };
+}
+
+format!(Q4_0, 512, zero -8, minima false, nibbles);
+format!(Q4_1, 512, zero 0, minima true, nibbles);
+format!(Q5_0, 640, zero -16, minima false, five_bits);
+format!(Q5_1, 640, zero 0, minima true, five_bits);
+format!(Q8_0, 1024, zero -128, minima false, bytes);
+format!(Iq4Nl, 512, zero -128, minima false, iq4_nl);
 
 /// All panels of the job, tokens in tiles of 8, 4, 2, 1.
 ///
@@ -124,16 +76,17 @@ pub(super) unsafe fn panels<L: Lanes, F: Format>(l: L, job: &Matmul<'_>) {
                 halves::<L, F, 8>(l, job, panel, row);
                 row += 8;
             }
-            while row + 4 <= job.rows {
+            while L::TILES && row + 4 <= job.rows {
                 halves::<L, F, 4>(l, job, panel, row);
                 row += 4;
             }
-            if row + 2 <= job.rows {
+            if L::TILES && row + 2 <= job.rows {
                 halves::<L, F, 2>(l, job, panel, row);
                 row += 2;
             }
-            if row < job.rows {
+            while row < job.rows {
                 whole::<L, F>(l, job, panel, row);
+                row += 1;
             }
         }
     }
@@ -176,7 +129,7 @@ unsafe fn half<L: Lanes, F: Format, const M: usize>(
     row: usize,
 ) -> [L::F; M] {
     let mut acc = [l.splat(0.0); M];
-    let columns = Columns::<M>::new::<F>(job, row);
+    let columns = Columns::<M>::new(job, F::starts(&job.input.quants), row);
     for (b, block) in blocks.chunks_exact(F::BLOCK_BYTES).enumerate() {
         if let Some(next) = next {
             let start = b * F::BLOCK_BYTES + half * (F::BLOCK_BYTES / 2);
@@ -189,7 +142,7 @@ unsafe fn half<L: Lanes, F: Format, const M: usize>(
         for m in 0..M {
             // SAFETY: `b` counts the blocks of a row, and the rows are in bounds.
             let a = unsafe { columns.at(m, b) };
-            let mut sum = l.splat_i(a.start);
+            let mut sum = l.splat_i(a.start * F::START_TIMES);
             for j in 0..8 {
                 sum = F::dot(l, sum, weights[j], a.quants[j]);
             }
@@ -211,7 +164,7 @@ unsafe fn half<L: Lanes, F: Format, const M: usize>(
 #[inline(always)]
 unsafe fn whole<L: Lanes, F: Format>(l: L, job: &Matmul<'_>, panel: usize, row: usize) {
     let mut acc: Tile<L::F, 1> = [[l.splat(0.0); 2]];
-    let columns = Columns::<1>::new::<F>(job, row);
+    let columns = Columns::<1>::new(job, F::starts(&job.input.quants), row);
     let blocks = job.weights.panel(panel);
     for (b, block) in blocks.chunks_exact(F::BLOCK_BYTES).enumerate() {
         for line in (0..F::BLOCK_BYTES).step_by(64) {
@@ -222,7 +175,7 @@ unsafe fn whole<L: Lanes, F: Format>(l: L, job: &Matmul<'_>, panel: usize, row: 
         for half in 0..2 {
             let quants = &block[half * (F::QUANT_BYTES / 2)..][..F::QUANT_BYTES / 2];
             let weights = F::unpack(l, quants);
-            let mut sum = l.splat_i(a.start);
+            let mut sum = l.splat_i(a.start * F::START_TIMES);
             for j in 0..8 {
                 sum = F::dot(l, sum, weights[j], a.quants[j]);
             }
@@ -237,66 +190,4 @@ unsafe fn whole<L: Lanes, F: Format>(l: L, job: &Matmul<'_>, panel: usize, row: 
     }
     // SAFETY: the caller's promise.
     unsafe { finish::<L, 1>(l, job, panel, row, &acc) }
-}
-
-/// The 16 half-precision numbers of one half, as bits.
-#[inline(always)]
-fn half_floats(bytes: &[u8], half: usize) -> &[u16; LANES] {
-    let bytes = &bytes.as_chunks::<32>().0[half];
-    // SAFETY: 32 bytes are 16 numbers; panels are aligned to 64 bytes and blocks are a multiple
-    // of 64 long, so that they are aligned as well. Every bit pattern is a number.
-    unsafe { &*bytes.as_ptr().cast::<[u16; LANES]>() }
-}
-
-/// Activations of `M` tokens.
-struct Columns<const M: usize> {
-    quants: *const i8,
-    scales: *const f32,
-    sums: *const f32,
-    starts: Option<*const i32>,
-    k: usize,
-    blocks: usize,
-}
-
-/// One token's activations in one block.
-struct Column<'a> {
-    quants: &'a [i32; BLOCK / 4],
-    scale: f32,
-    sum: f32,
-    start: i32,
-}
-
-impl<const M: usize> Columns<M> {
-    #[inline(always)]
-    fn new<F: Format>(job: &Matmul<'_>, row: usize) -> Self {
-        let (x, k) = (&job.input.quants, job.input.quants.k);
-        let blocks = k / BLOCK;
-        let starts =
-            F::starts(x).map(|starts| starts.as_ptr().wrapping_add(row * blocks).cast_const());
-        Self {
-            quants: x.quants.as_ptr().wrapping_add(row * k),
-            scales: x.scales.as_ptr().wrapping_add(row * blocks),
-            sums: x.sums.as_ptr().wrapping_add(row * blocks),
-            starts,
-            k,
-            blocks,
-        }
-    }
-
-    /// # Safety
-    /// Row `m` of these columns and block `b` exist, and nobody writes them.
-    #[inline(always)]
-    unsafe fn at(&self, m: usize, b: usize) -> Column<'_> {
-        let at = m * self.blocks + b;
-        // SAFETY: in bounds by the caller's promise; rows start at multiples of 32 in a buffer
-        // that is aligned to a page, so that four bytes form an aligned integer.
-        unsafe {
-            Column {
-                quants: &*self.quants.add(m * self.k + b * BLOCK).cast(),
-                scale: *self.scales.add(at),
-                sum: *self.sums.add(at),
-                start: self.starts.map_or(0, |starts| *starts.add(at)),
-            }
-        }
-    }
 }

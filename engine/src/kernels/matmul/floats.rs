@@ -55,16 +55,17 @@ pub(super) unsafe fn panels<L: Lanes, F: Format>(l: L, job: &Matmul<'_>) {
                 tile::<L, F, 8>(l, job, panel, row);
                 row += 8;
             }
-            while row + 4 <= job.rows {
+            while L::TILES && row + 4 <= job.rows {
                 tile::<L, F, 4>(l, job, panel, row);
                 row += 4;
             }
-            if row + 2 <= job.rows {
+            if L::TILES && row + 2 <= job.rows {
                 tile::<L, F, 2>(l, job, panel, row);
                 row += 2;
             }
-            if row < job.rows {
+            while row < job.rows {
                 tile::<L, F, 1>(l, job, panel, row);
+                row += 1;
             }
         }
     }
