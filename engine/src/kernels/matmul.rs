@@ -9,7 +9,7 @@ mod floats;
 
 use std::ops::Range;
 
-use super::numerics::silu_mul;
+use super::numerics::{gelu_mul, silu_mul};
 use super::quantize::QuantView;
 use crate::memory::Parts;
 use crate::simd::{LANES, Lanes};
@@ -23,6 +23,19 @@ pub(crate) enum Epilogue {
     Add,
     /// The first half is the gate, the second what it lets through: 16 outputs a panel.
     SiluMul,
+    /// The same with GELU.
+    GeluMul,
+}
+
+impl Epilogue {
+    /// Outputs of a panel.
+    #[inline(always)]
+    fn width(self) -> usize {
+        match self {
+            Self::Store | Self::Add => 2 * LANES,
+            Self::SiluMul | Self::GeluMul => LANES,
+        }
+    }
 }
 
 /// Rows of activations in both forms; a matrix reads the one that its format needs.
@@ -57,7 +70,7 @@ type Tile<F, const M: usize> = [[F; 2]; M];
 /// barrier.
 #[inline(always)]
 pub(crate) unsafe fn matmul<L: Lanes>(l: L, job: &Matmul<'_>) {
-    let width = if job.epilogue == Epilogue::SiluMul { LANES } else { 2 * LANES };
+    let width = job.epilogue.width();
     let k = job.weights.k();
     assert!(job.input.quants.k == k && job.rows * k <= job.input.floats.len());
     assert!(job.column + job.weights.panels() * width <= job.stride);
@@ -87,7 +100,7 @@ unsafe fn finish<L: Lanes, const M: usize>(
     row: usize,
     tile: &Tile<L::F, M>,
 ) {
-    let width = if job.epilogue == Epilogue::SiluMul { LANES } else { 2 * LANES };
+    let width = job.epilogue.width();
     for (m, halves) in tile.iter().enumerate() {
         let start = (row + m) * job.stride + job.column + panel * width;
         // SAFETY: in bounds as `matmul` asserted, and this thread's own by its caller's promise.
@@ -103,6 +116,7 @@ unsafe fn finish<L: Lanes, const M: usize>(
                 l.store(l.add(l.load(&rest[0]), halves[1]), &mut rest[0]);
             }
             Epilogue::SiluMul => l.store(silu_mul(l, halves[0], halves[1]), &mut first[0]),
+            Epilogue::GeluMul => l.store(gelu_mul(l, halves[0], halves[1]), &mut first[0]),
         }
     }
 }
