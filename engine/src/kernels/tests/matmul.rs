@@ -19,6 +19,8 @@ const FORMATS: [TensorDtype; 6] = [
     TensorDtype::Bf16,
     TensorDtype::F32,
 ];
+const EPILOGUES: [Epilogue; 4] =
+    [Epilogue::Store, Epilogue::Add, Epilogue::SiluMul, Epilogue::GeluMul];
 const ROWS: usize = 40;
 const K: usize = 96;
 
@@ -91,7 +93,7 @@ fn all_instruction_sets_and_row_counts_agree() {
         let packed = PackedMatrix::pack(&[view(dtype, ROWS, &bytes)], 2).unwrap();
         for rows in [1, 2, 3, 7, 8, 13, 17] {
             let x: Vec<f32> = random.numbers(rows * K).iter().map(|x| x * 5.0).collect();
-            for epilogue in [Epilogue::Store, Epilogue::Add, Epilogue::SiluMul] {
+            for epilogue in EPILOGUES {
                 let want = product(&Kernels::plain_scalar(), &packed, &x, epilogue, 0.25);
                 for kernels in kernels() {
                     let got = product(&kernels, &packed, &x, epilogue, 0.25);
