@@ -13,7 +13,7 @@ pub use config::{CpuConfig, CpuError};
 
 use crate::backend::{Backend, BackendError, KvRead, KvSpan, LayerSink, Span};
 use crate::kernels::dispatch::Kernels;
-use crate::kernels::rope::RopeTable;
+use crate::kernels::rope::RopeTables;
 use crate::pool::Pool;
 use crate::simd::Isa;
 use crate::weights::Weights;
@@ -29,7 +29,7 @@ const NUMERICS: &str = "x86-int8.1/kv-bf16";
 pub struct CpuBackend {
     model: ModelFile,
     weights: Weights,
-    rope: RopeTable,
+    ropes: RopeTables,
     kernels: Kernels,
     pool: Pool,
     pages: Pages,
@@ -58,7 +58,7 @@ impl CpuBackend {
         let weights = Weights::load(model, config.threads)?;
         let positions = spec.context_tokens.min(config.kv_blocks * config.block_tokens);
         Ok(Self {
-            rope: RopeTable::new(&spec.rope, positions),
+            ropes: RopeTables::new(spec, positions),
             kernels: Kernels::new(config.isa.unwrap_or_else(Isa::detect)),
             pool: Pool::new(config.threads, config.spin).map_err(CpuError::Threads)?,
             pages: Pages::new(layout, config.kv_blocks).map_err(CpuError::Memory)?,

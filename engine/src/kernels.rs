@@ -10,6 +10,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod dispatch;
+pub(crate) mod experts;
 pub(crate) mod matmul;
 pub(crate) mod norm;
 pub mod numerics;

@@ -151,6 +151,16 @@ impl<'a, T> Parts<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.first.add(range.start), range.len()) }
     }
 
+    /// All but the first `count` elements.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub(crate) fn skip(&self, count: usize) -> Self {
+        assert!(count <= self.len);
+        let first = self.first.wrapping_add(count);
+        Self { first, len: self.len - count, slice: PhantomData }
+    }
+
     /// The first element, for kernels that write rows with a stride.
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.first

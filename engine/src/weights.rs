@@ -28,8 +28,8 @@ mod stored;
 
 use std::io;
 
-use baton_model_files::{LayerTensor, ModelFile, TensorRole, TensorView};
-use baton_types::ModelSpec;
+use baton_model_files::{ExpertTensor, LayerTensor, ModelFile, TensorRole, TensorView};
+use baton_types::{Activation, ModelSpec};
 
 pub(crate) use baton_model_files::TensorDtype as WeightFormat;
 pub(crate) use matrix::PackedMatrix;
@@ -75,12 +75,15 @@ impl GateUp {
         Ok(Self::Apart { gate, up: PackedMatrix::pack(&[*up], threads)? })
     }
 
-    /// The products that leave `silu(x · gateᵀ) * (x · upᵀ)` in one place, in their order.
-    pub(crate) fn products(&self) -> impl Iterator<Item = (&PackedMatrix, Epilogue)> {
+    /// The products that leave `activation(x · gateᵀ) * (x · upᵀ)` in one place, in their order.
+    pub(crate) fn products(
+        &self,
+        activation: Activation,
+    ) -> impl Iterator<Item = (&PackedMatrix, Epilogue)> {
         let (first, second) = match self {
-            Self::Paired(matrix) => ((matrix, Epilogue::SiluMul), None),
+            Self::Paired(matrix) => ((matrix, Epilogue::Gate(activation)), None),
             Self::Apart { gate, up } => {
-                ((gate, Epilogue::Store), Some((up, Epilogue::SiluMulOnto)))
+                ((gate, Epilogue::Store), Some((up, Epilogue::GateOnto(activation))))
             }
         };
         std::iter::once(first).chain(second)
@@ -91,8 +94,25 @@ pub(crate) struct LayerWeights {
     pub(crate) attn_norm: Vec<f32>,
     pub(crate) qkv: Vec<Projection>,
     pub(crate) columns: QkvColumns,
+    /// As wide as a row of Q, K and V.
+    pub(crate) qkv_bias: Option<Vec<f32>>,
+    pub(crate) q_norm: Option<Vec<f32>>,
+    pub(crate) k_norm: Option<Vec<f32>>,
     pub(crate) attn_out: PackedMatrix,
+    pub(crate) post_attn_norm: Option<Vec<f32>>,
     pub(crate) ffn_norm: Vec<f32>,
+    pub(crate) ffn: FeedForward,
+    pub(crate) post_ffn_norm: Option<Vec<f32>>,
+}
+
+/// What follows attention in a layer.
+pub(crate) enum FeedForward {
+    Dense(Mlp),
+    Experts { router: PackedMatrix, experts: Vec<Mlp> },
+}
+
+/// `(activation(x · gateᵀ) * (x · upᵀ)) · downᵀ`
+pub(crate) struct Mlp {
     pub(crate) gate_up: GateUp,
     pub(crate) down: PackedMatrix,
 }
@@ -115,7 +135,7 @@ impl Weights {
         let output = model.tensor(TensorRole::Output);
         Ok(Self {
             layers,
-            final_norm: vector(&model.tensor(TensorRole::FinalNorm)),
+            final_norm: norm(model, TensorRole::FinalNorm),
             output: PackedMatrix::pack(&[output], threads).map_err(CpuError::Memory)?,
         })
     }
@@ -127,21 +147,65 @@ impl Weights {
 }
 
 fn load_layer(model: &ModelFile, layer: usize, threads: usize) -> Result<LayerWeights, CpuError> {
+    let (spec, features) = (model.spec(), &model.spec().features);
     let tensor = |tensor| model.tensor(TensorRole::Layer(layer, tensor));
-    let pack =
-        |tensor: TensorView<'_>| PackedMatrix::pack(&[tensor], threads).map_err(CpuError::Memory);
-    let (gate, up) = (tensor(LayerTensor::Gate), tensor(LayerTensor::Up));
+    let norm = |tensor| norm(model, TensorRole::Layer(layer, tensor));
     let qkv = [tensor(LayerTensor::Q), tensor(LayerTensor::K), tensor(LayerTensor::V)];
-    let (qkv, columns) = load_qkv(model.spec(), qkv, threads).map_err(CpuError::Memory)?;
+    let (qkv, columns) = load_qkv(spec, qkv, threads).map_err(CpuError::Memory)?;
     Ok(LayerWeights {
-        attn_norm: vector(&tensor(LayerTensor::AttnNorm)),
+        attn_norm: norm(LayerTensor::AttnNorm),
         qkv,
         columns,
-        attn_out: pack(tensor(LayerTensor::AttnOut))?,
-        ffn_norm: vector(&tensor(LayerTensor::FfnNorm)),
-        gate_up: GateUp::pack(&gate, &up, threads).map_err(CpuError::Memory)?,
-        down: pack(tensor(LayerTensor::Down))?,
+        qkv_bias: features.qkv_bias.then(|| load_bias(model, layer, columns)),
+        q_norm: features.qk_norm.then(|| norm(LayerTensor::QNorm)),
+        k_norm: features.qk_norm.then(|| norm(LayerTensor::KNorm)),
+        attn_out: pack(tensor(LayerTensor::AttnOut), threads)?,
+        post_attn_norm: features.post_norms.then(|| norm(LayerTensor::PostAttnNorm)),
+        ffn_norm: norm(LayerTensor::FfnNorm),
+        ffn: load_feed_forward(model, layer, threads)?,
+        post_ffn_norm: features.post_norms.then(|| norm(LayerTensor::PostFfnNorm)),
     })
+}
+
+fn load_feed_forward(
+    model: &ModelFile,
+    layer: usize,
+    threads: usize,
+) -> Result<FeedForward, CpuError> {
+    let own = |tensor| model.tensor(TensorRole::Layer(layer, tensor));
+    let Some(experts) = model.spec().features.experts else {
+        let parts = [own(LayerTensor::Gate), own(LayerTensor::Up), own(LayerTensor::Down)];
+        return Ok(FeedForward::Dense(load_mlp(parts, threads)?));
+    };
+    let experts = (0..experts.count).map(|expert| {
+        let parts = [ExpertTensor::Gate, ExpertTensor::Up, ExpertTensor::Down];
+        let parts = parts.map(|part| model.tensor(TensorRole::Expert(layer, expert, part)));
+        load_mlp(parts, threads)
+    });
+    Ok(FeedForward::Experts {
+        experts: experts.collect::<Result<_, _>>()?,
+        router: pack(own(LayerTensor::Router), threads)?,
+    })
+}
+
+fn load_mlp([gate, up, down]: [TensorView<'_>; 3], threads: usize) -> Result<Mlp, CpuError> {
+    let gate_up = GateUp::pack(&gate, &up, threads).map_err(CpuError::Memory)?;
+    Ok(Mlp { gate_up, down: pack(down, threads)? })
+}
+
+fn load_bias(model: &ModelFile, layer: usize, columns: QkvColumns) -> Vec<f32> {
+    let mut bias = vec![0.0; columns.stride];
+    let parts =
+        [(0, LayerTensor::QBias), (columns.k, LayerTensor::KBias), (columns.v, LayerTensor::VBias)];
+    for (column, part) in parts {
+        let view = model.tensor(TensorRole::Layer(layer, part));
+        widen_row(&view, 0, &mut bias[column..column + view.cols]);
+    }
+    bias
+}
+
+fn pack(tensor: TensorView<'_>, threads: usize) -> Result<PackedMatrix, CpuError> {
+    PackedMatrix::pack(&[tensor], threads).map_err(CpuError::Memory)
 }
 
 /// One matrix for each run of neighbours of one type.
@@ -170,9 +234,14 @@ fn load_qkv(
     Ok((projections, QkvColumns { k, v, stride: column }))
 }
 
-/// A tensor of one row, widened.
-fn vector(view: &TensorView<'_>) -> Vec<f32> {
+/// A norm's weights, widened, with what the family adds to them.
+fn norm(model: &ModelFile, role: TensorRole) -> Vec<f32> {
+    let view = model.tensor(role);
     let mut out = vec![0.0; view.cols];
-    widen_row(view, 0, &mut out);
+    widen_row(&view, 0, &mut out);
+    let offset = model.spec().features.norm_offset;
+    if offset != 0.0 {
+        out.iter_mut().for_each(|weight| *weight += offset);
+    }
     out
 }

@@ -11,7 +11,8 @@ use baton_engine::cpu::{CpuBackend, CpuConfig};
 use baton_engine::{Isa, SpinPolicy};
 use baton_model_files::ModelFile;
 use baton_types::{BlockId, TokenId};
-use support::{Dtype, Gguf, Random, Shape, TINY};
+use support::families::{self, FAMILIES};
+use support::{Dtype, Gguf, Meta, Random, Shape, TINY};
 
 const SHIPPED: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../models/SmolLM2-135M-Instruct.Q4_1.gguf");
@@ -40,7 +41,7 @@ fn backend(model: &ModelFile, way: Way) -> CpuBackend {
         isa: way.isa,
         spin: SpinPolicy::Auto,
         block_tokens: way.block_tokens,
-        kv_blocks: 4096 / way.block_tokens,
+        kv_blocks: 8192 / way.block_tokens,
         max_step_tokens: 1024,
         max_logit_rows: 1024,
     };
@@ -173,6 +174,78 @@ fn long_prompts_cross_chunks_of_keys() {
     let want = logits(&model, &prompt, PLAIN);
     for way in ways().into_iter().filter(|way| way.others < 4) {
         assert_eq!(logits(&model, &prompt, way), want, "{way:?}");
+    }
+}
+
+#[test]
+fn every_family() {
+    let shape = Shape { layers: 3, ..TINY };
+    for family in FAMILIES {
+        for dtype in [Dtype::Bf16, Dtype::Q4_1, Dtype::Q8_0] {
+            let bytes = families::family(family, shape, dtype, 9).to_bytes();
+            let model = ModelFile::from_gguf_bytes(bytes, "family.gguf").unwrap();
+            let prompt = prompt(&model, 330, 47);
+            let want = logits(&model, &prompt, PLAIN);
+            assert!(want.iter().all(|bits| f32::from_bits(*bits).is_finite()));
+            let scalar = Way { isa: Some(Isa::Scalar), chunk: 90, threads: 2, ..PLAIN };
+            for way in ways().into_iter().chain([scalar]) {
+                assert!(logits(&model, &prompt, way) == want, "{family} {dtype:?} {way:?}");
+            }
+        }
+    }
+}
+
+/// A window that is longer than a chunk of keys.
+#[test]
+fn long_windows_cross_chunks_of_keys() {
+    for (window, family) in [(256, "mistral"), (257, "mistral"), (300, "gemma3")] {
+        let mut file = families::family(family, TINY, Dtype::Q8_0, 10);
+        let arch = if family == "mistral" { "llama" } else { family };
+        file.set(&format!("{arch}.attention.sliding_window"), Meta::U32(window));
+        let model = ModelFile::from_gguf_bytes(file.to_bytes(), "window.gguf").unwrap();
+        let prompt = prompt(&model, 900, 48);
+        let want = logits(&model, &prompt, PLAIN);
+        for way in ways().into_iter().filter(|way| way.others < 4) {
+            assert!(logits(&model, &prompt, way) == want, "{family} {window} {way:?}");
+        }
+    }
+}
+
+#[test]
+fn what_lies_before_the_window_counts_for_nothing() {
+    let bytes = families::family("mistral", TINY, Dtype::Bf16, 11).to_bytes();
+    let model = ModelFile::from_gguf_bytes(bytes, "window.gguf").unwrap();
+    let prompt = prompt(&model, 500, 49);
+    let want = logits(&model, &prompt, PLAIN);
+    let vocab = model.spec().vocab;
+    let token_bytes = 2 * 2 * model.spec().kv_heads * model.spec().head_dim;
+    for (first, chunk) in [(49, 1), (260, 9), (299, 30), (490, 10)] {
+        let mut backend = backend(&model, PLAIN);
+        let blocks: Vec<BlockId> = (0..32).map(BlockId).collect();
+        let span = |tokens, first_position, logits| Span {
+            tokens,
+            first_position,
+            blocks: &blocks,
+            logits,
+        };
+        backend.step(&[span(&prompt[..first], 0, LogitRows::None)], &mut NoSink).unwrap();
+        // All that the first token of the next step does not see becomes NaN.
+        let unseen = first + 1 - families::WINDOW;
+        let poison = [0xff].repeat(unseen * token_bytes);
+        for layer in 0..model.spec().layers {
+            let span = KvSpan { layer, blocks: &blocks, token_first: 0, token_count: unseen };
+            backend.write_kv(&span, &poison).unwrap();
+        }
+        let tokens = &prompt[first..first + chunk];
+        let got = backend.step(&[span(tokens, first, LogitRows::All)], &mut NoSink).unwrap();
+        let got: Vec<u32> = got.iter().map(|x| x.to_bits()).collect();
+        assert!(got == want[first * vocab..(first + chunk) * vocab], "{first} {chunk}");
+        // And that is all: the last token that it sees does count.
+        let last = KvSpan { layer: 0, blocks: &blocks, token_first: unseen, token_count: 1 };
+        backend.write_kv(&last, &poison[..token_bytes]).unwrap();
+        let again = span(&prompt[first..first + 1], first, LogitRows::Last);
+        let got = backend.step(&[again], &mut NoSink).unwrap();
+        assert!(got.iter().all(|x| x.is_nan()));
     }
 }
 

@@ -43,8 +43,8 @@ pub enum ModelFileError {
     #[error("{file}: tensor {tensor} is missing")]
     MissingTensor { file: String, tensor: String },
     #[error(
-        "{file}: tensor {tensor} is not part of the Llama family as Baton computes it; serving \
-         the model without it would change its answers"
+        "{file}: tensor {tensor} is not part of this family as Baton computes it; serving the \
+         model without it would change its answers"
     )]
     UnknownTensor { file: String, tensor: String },
     #[error(

@@ -2,6 +2,9 @@
 
 mod artifacts;
 mod config;
+mod features;
+mod names;
+mod rope;
 mod shards;
 
 use std::path::Path;
@@ -21,7 +24,7 @@ pub(crate) fn open_folder(folder: &Path) -> Result<Inner, ModelFileError> {
     let (files, found) = shards::open(folder)?;
     let tied = config.is_tied(|name| found.contains_key(name));
     let spec = config.spec(folder, tied)?;
-    let tensors = shards::llama_tensors(folder, &found, &spec)?;
+    let tensors = shards::find_tensors(folder, &found, &spec)?;
     let artifacts = artifacts::read(folder, &spec)?;
     let spec = baton_types::ModelSpec {
         bos_id: artifacts.bos_id,

@@ -10,10 +10,11 @@ mod gguf;
 mod hf;
 mod map;
 mod model_file;
+mod roles;
 mod spec;
 mod tensor;
 
 pub use error::ModelFileError;
 pub use model_file::ModelFile;
 pub use spec::llama3_factor;
-pub use tensor::{LayerTensor, RowOrder, TensorDtype, TensorRole, TensorView};
+pub use tensor::{ExpertTensor, LayerTensor, RowOrder, TensorDtype, TensorRole, TensorView};

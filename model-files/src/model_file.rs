@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use baton_types::{ModelArtifacts, ModelFingerprint, ModelSpec};
 
 use crate::map::FileBytes;
+use crate::roles::all_roles;
 use crate::tensor::{RowOrder, TensorRole, TensorView};
 use crate::{ModelFileError, TensorDtype, gguf, hf};
 
@@ -67,6 +68,12 @@ impl ModelFile {
         &self.inner.artifacts
     }
 
+    /// The parts that this model's tensors play, the embedding's twice where it is also the output.
+    pub fn roles(&self) -> impl Iterator<Item = TensorRole> {
+        let tied = self.inner.spec.tied_embeddings.then_some(TensorRole::Output);
+        all_roles(&self.inner.spec).chain(tied)
+    }
+
     /// Hash over weights, tokenizer and shape, but not over the model's name. Computed once, at
     /// several gigabytes a second.
     pub fn fingerprint(&self) -> ModelFingerprint {
@@ -89,7 +96,7 @@ impl ModelFile {
     /// The tensor that plays `role`; `Output` is the embedding where the two are tied.
     ///
     /// # Panics
-    /// For a layer that the spec does not have.
+    /// For a part that the model does not have.
     pub fn tensor(&self, role: TensorRole) -> TensorView<'_> {
         let tied = role == TensorRole::Output && self.inner.spec.tied_embeddings;
         let role = if tied { TensorRole::Embedding } else { role };
@@ -105,8 +112,8 @@ impl ModelFile {
 
     fn from_gguf(bytes: FileBytes, name: &str) -> Result<Self, ModelFileError> {
         let parsed = gguf::Gguf::parse(bytes.as_slice(), name)?;
-        let spec = gguf::llama_spec(&parsed, &served_name(name))?;
-        let tensors = gguf::llama_tensors(&parsed, &spec)?;
+        let spec = gguf::read_spec(&parsed, &served_name(name))?;
+        let tensors = gguf::find_tensors(&parsed, &spec)?;
         let artifacts = gguf::artifacts(&parsed, &spec)?;
         drop(parsed);
         let fingerprint = OnceLock::new();

@@ -1,15 +1,15 @@
-//! What both formats ask of a model's shape, and the shapes that follow from it.
+//! What both formats ask of a model's shape.
 
-use baton_types::{ModelSpec, RopeScaling};
+use baton_types::{ModelSpec, RopeScaling, RopeSpec};
 
 use crate::ModelFileError;
-use crate::tensor::{LayerTensor, TensorRole};
 
-const MAX_LAYERS: usize = 4096;
+pub(crate) const MAX_LAYERS: usize = 4096;
 const MAX_WIDTH: usize = 1 << 20;
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_CONTEXT: usize = 1 << 24;
 const MAX_HEAD_DIM: usize = 1024;
+const MAX_EXPERTS: usize = 1024;
 /// Kernels work on panels of 32 rows and blocks of 32 columns.
 const WIDTH_MULTIPLE: usize = 32;
 const HEAD_DIM_MULTIPLE: usize = 16;
@@ -21,14 +21,10 @@ const HEAD_DIM_MULTIPLE: usize = 16;
 pub(crate) fn check_spec(
     spec: &ModelSpec,
     file: &str,
-    key_of: impl Fn(&str) -> &'static str,
+    key_of: impl Fn(&str) -> String,
 ) -> Result<(), ModelFileError> {
     let fail = |field: &str, problem: String| {
-        Err(ModelFileError::KeyValue {
-            file: file.to_owned(),
-            key: key_of(field).to_owned(),
-            problem,
-        })
+        Err(ModelFileError::KeyValue { file: file.to_owned(), key: key_of(field), problem })
     };
     let sizes = [
         ("layers", spec.layers, MAX_LAYERS, 1),
@@ -56,17 +52,42 @@ pub(crate) fn check_spec(
     if !(spec.norm_eps > 0.0 && spec.norm_eps < 1.0) {
         return fail("norm_eps", format!("{} is not between 0 and 1", spec.norm_eps));
     }
-    if !(spec.rope.theta >= 1.0 && spec.rope.theta < 1e12) {
-        return fail("rope.theta", format!("{} is not between 1 and 1e12", spec.rope.theta));
+    let windowed = spec.features.window.as_ref();
+    for rope in [Some(&spec.rope), windowed.map(|window| &window.rope)].into_iter().flatten() {
+        check_rope(rope, spec.head_dim).or_else(|(field, problem)| fail(field, problem))?;
     }
-    if spec.rope.dim == 0 || !spec.rope.dim.is_multiple_of(2) || spec.rope.dim > spec.head_dim {
-        let (dim, head_dim) = (spec.rope.dim, spec.head_dim);
-        return fail("rope.dim", format!("{dim} is not an even number up to {head_dim}"));
+    if let Some(window) = windowed {
+        assert_eq!(window.layers.len(), spec.layers);
+        if window.tokens == 0 || window.tokens > MAX_CONTEXT {
+            return fail("window", format!("{} is not in 1..={MAX_CONTEXT}", window.tokens));
+        }
     }
-    match check_scaling(&spec.rope.scaling) {
-        Ok(()) => Ok(()),
-        Err(problem) => fail("rope.scaling", problem),
+    if let Some(experts) = &spec.features.experts {
+        if experts.count == 0 || experts.count > MAX_EXPERTS {
+            return fail("experts.count", format!("{} is not in 1..={MAX_EXPERTS}", experts.count));
+        }
+        if experts.used == 0 || experts.used > experts.count {
+            let problem = format!("{} is not in 1..={}", experts.used, experts.count);
+            return fail("experts.used", problem);
+        }
     }
+    match spec.features.query_scalar {
+        Some(scalar) if !(scalar > 0.0 && scalar.is_finite()) => {
+            fail("query_scalar", format!("{scalar} is not above 0"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The field that is wrong, and how.
+fn check_rope(rope: &RopeSpec, head_dim: usize) -> Result<(), (&'static str, String)> {
+    if !(rope.theta >= 1.0 && rope.theta < 1e12) {
+        return Err(("rope.theta", format!("{} is not between 1 and 1e12", rope.theta)));
+    }
+    if rope.dim == 0 || !rope.dim.is_multiple_of(2) || rope.dim > head_dim {
+        return Err(("rope.dim", format!("{} is not an even number up to {head_dim}", rope.dim)));
+    }
+    check_scaling(&rope.scaling).map_err(|problem| ("rope.scaling", problem))
 }
 
 fn check_scaling(scaling: &RopeScaling) -> Result<(), String> {
@@ -107,30 +128,5 @@ pub fn llama3_factor(
     } else {
         let smooth = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
         1.0 / ((1.0 - smooth) / factor + smooth)
-    }
-}
-
-/// All tensors that a model of this shape has.
-pub(crate) fn all_roles(spec: &ModelSpec) -> impl Iterator<Item = TensorRole> {
-    let output = (!spec.tied_embeddings).then_some(TensorRole::Output);
-    let layers = (0..spec.layers)
-        .flat_map(|layer| LayerTensor::ALL.map(|tensor| TensorRole::Layer(layer, tensor)));
-    [TensorRole::Embedding, TensorRole::FinalNorm].into_iter().chain(output).chain(layers)
-}
-
-/// `(rows, cols)` of a tensor; a vector is one row.
-pub(crate) fn role_shape(role: TensorRole, spec: &ModelSpec) -> (usize, usize) {
-    let (query_width, kv_width) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
-    match role {
-        TensorRole::Embedding | TensorRole::Output => (spec.vocab, spec.hidden),
-        TensorRole::FinalNorm => (1, spec.hidden),
-        TensorRole::Layer(_, tensor) => match tensor {
-            LayerTensor::AttnNorm | LayerTensor::FfnNorm => (1, spec.hidden),
-            LayerTensor::Q => (query_width, spec.hidden),
-            LayerTensor::K | LayerTensor::V => (kv_width, spec.hidden),
-            LayerTensor::AttnOut => (spec.hidden, query_width),
-            LayerTensor::Gate | LayerTensor::Up => (spec.ffn, spec.hidden),
-            LayerTensor::Down => (spec.hidden, spec.ffn),
-        },
     }
 }

@@ -71,32 +71,37 @@ impl TensorDtype {
     }
 }
 
-/// The tensors of one transformer layer (Llama family).
+/// The tensors of one transformer layer; the model's features say which of them it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LayerTensor {
     AttnNorm,
     Q,
     K,
     V,
+    QBias,
+    KBias,
+    VBias,
+    /// `[1, head_dim]`
+    QNorm,
+    /// `[1, head_dim]`
+    KNorm,
     AttnOut,
+    PostAttnNorm,
     FfnNorm,
+    /// `[experts, hidden]`
+    Router,
     Gate,
     Up,
     Down,
+    PostFfnNorm,
 }
 
-impl LayerTensor {
-    pub const ALL: [LayerTensor; 9] = [
-        Self::AttnNorm,
-        Self::Q,
-        Self::K,
-        Self::V,
-        Self::AttnOut,
-        Self::FfnNorm,
-        Self::Gate,
-        Self::Up,
-        Self::Down,
-    ];
+/// The tensors of one expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExpertTensor {
+    Gate,
+    Up,
+    Down,
 }
 
 /// The part that a tensor plays.
@@ -109,6 +114,8 @@ pub enum TensorRole {
     /// `[1, hidden]`
     FinalNorm,
     Layer(usize, LayerTensor),
+    /// Layer, expert.
+    Expert(usize, usize, ExpertTensor),
 }
 
 /// In which order a matrix's output rows are stored.

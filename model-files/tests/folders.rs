@@ -130,10 +130,103 @@ fn ties_templates_windows_and_scaling() {
     let written = folder.write();
     let model = ModelFile::open(written.path()).unwrap();
     assert!(model.spec().tied_embeddings);
-    assert_eq!(model.spec().context_tokens, 128);
+    let window = model.spec().features.window.as_ref().unwrap();
+    assert_eq!((model.spec().context_tokens, window.tokens), (256, 128));
+    assert_eq!((&window.layers, &window.rope), (&vec![true], &model.spec().rope));
     assert!(matches!(model.spec().rope.scaling, RopeScaling::Llama3 { .. }));
     assert_eq!(model.artifacts().chat_template.as_deref(), Some("J"));
     assert_eq!(model.tensor(TensorRole::Output).rows, 50);
+}
+
+/// Configurations of before transformers 5; those of today are in `engine/tests/golden`.
+#[test]
+fn older_configurations_of_other_families() {
+    let open =
+        |changes: Value, tensors: &[(&str, Vec<usize>)], dropped: &[&str]| {
+            let mut folder = Folder::tiny();
+            folder.config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            folder.tensors.retain(|tensor| !dropped.iter().any(|name| tensor.0.contains(name)));
+            folder.tensors.extend(tensors.iter().map(|(name, shape)| {
+                (format!("model.layers.0.{name}"), Dtype::BF16, shape.clone())
+            }));
+            let written = folder.write();
+            ModelFile::open(written.path()).unwrap().spec().clone()
+        };
+    let biases = [
+        ("self_attn.q_proj.bias", vec![64]),
+        ("self_attn.k_proj.bias", vec![32]),
+        ("self_attn.v_proj.bias", vec![32]),
+    ];
+    let qwen2 = json!({
+        "architectures": ["Qwen2ForCausalLM"], "sliding_window": 100, "max_window_layers": 0,
+        "use_sliding_window": false,
+    });
+    let spec = open(qwen2, &biases, &[]);
+    assert!(spec.features.qkv_bias && spec.features.window.is_none());
+
+    let gemma3 = json!({
+        "architectures": ["Gemma3ForCausalLM"], "sliding_window": 64, "query_pre_attn_scalar": 32,
+        "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 1e6, "sliding_window_pattern": 6,
+        "rope_local_base_freq": 5000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    });
+    let norms = [
+        ("self_attn.q_norm.weight", vec![16]),
+        ("self_attn.k_norm.weight", vec![16]),
+        ("pre_feedforward_layernorm.weight", vec![64]),
+        ("post_feedforward_layernorm.weight", vec![64]),
+    ];
+    let spec = open(gemma3, &norms, &[]);
+    let window = spec.features.window.as_ref().unwrap();
+    assert_eq!((window.rope.theta, &window.rope.scaling), (5000.0, &RopeScaling::None));
+    assert_eq!((spec.rope.theta, &spec.rope.scaling), (1e6, &RopeScaling::Linear { factor: 8.0 }));
+    assert_eq!(
+        (spec.features.embedding_scale, spec.features.query_scalar),
+        (Some(8.0), Some(32.0))
+    );
+
+    let qwen3_moe = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 2, "num_experts_per_tok": 1,
+        "moe_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    });
+    let mut tensors = norms[..2].to_vec();
+    tensors.push(("mlp.gate.weight", vec![2, 64]));
+    for part in ["mlp.experts.0", "mlp.experts.1"] {
+        for (name, shape) in [("gate", [32, 64]), ("up", [32, 64]), ("down", [64, 32])] {
+            let name: &str = format!("{part}.{name}_proj.weight").leak();
+            tensors.push((name, shape.to_vec()));
+        }
+    }
+    let spec = open(qwen3_moe, &tensors, &["layers.0.mlp"]);
+    let experts = spec.features.experts.unwrap();
+    assert_eq!((experts.count, experts.used, experts.normalize_weights), (2, 1, false));
+    assert_eq!(spec.ffn, 32);
+}
+
+#[test]
+fn variants_that_would_need_another_computation() {
+    let refused_as = |architecture: &str, wanted: &[&str], key: &str, value: Value| {
+        refused(&[wanted, &["config.json"]].concat(), |folder| {
+            folder.config["architectures"] = json!([architecture]);
+            folder.config["hidden_activation"] = json!("gelu_pytorch_tanh");
+            folder.config["sliding_window"] = json!(64);
+            folder.config["num_experts"] = json!(4);
+            folder.config["num_experts_per_tok"] = json!(2);
+            folder.config[key] = value;
+        });
+    };
+    let (phi3, gemma3, moe) = ("Phi3ForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM");
+    let longrope = json!({"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]});
+    refused_as(phi3, &["rope_type", "longrope"], "rope_scaling", longrope);
+    refused_as(gemma3, &["final_logit_softcapping"], "final_logit_softcapping", json!(30.0));
+    refused_as(gemma3, &["hidden_activation"], "hidden_activation", json!("silu"));
+    refused_as(gemma3, &["sliding_window"], "sliding_window", json!(null));
+    refused_as(gemma3, &["query_pre_attn_scalar"], "query_pre_attn_scalar", json!(-1.0));
+    refused_as(moe, &["mlp_only_layers"], "mlp_only_layers", json!([0]));
+    refused_as(moe, &["num_experts_per_tok", "5"], "num_experts_per_tok", json!(5));
+    refused_as(moe, &["num_local_experts", "0"], "num_experts", json!(0));
+    let llama = "LlamaForCausalLM";
+    refused_as(llama, &["partial_rotary_factor"], "partial_rotary_factor", json!(0.5));
+    refused_as("Gemma3ForConditionalGeneration", &["Gemma3ForCausalLM"], "x", json!(0));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 mod support;
 
-use baton_model_files::{LayerTensor, ModelFile, TensorDtype, TensorRole};
+use baton_model_files::{ExpertTensor, LayerTensor, ModelFile, TensorDtype, TensorRole};
+use support::families::{self, FAMILIES};
 use support::{Dtype, Gguf, Meta, Random, Shape, TINY};
 
 fn tiny() -> Gguf {
@@ -118,6 +119,14 @@ fn every_flipped_byte_is_an_error_or_a_model() {
             let _ = ModelFile::from_gguf_bytes(bytes, "flipped.gguf");
         }
     }
+    for family in FAMILIES {
+        let whole = families::family(family, TINY, Dtype::Q8_0, 3).to_bytes();
+        for at in (0..6000).step_by(5) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0x81;
+            let _ = ModelFile::from_gguf_bytes(bytes, "flipped.gguf");
+        }
+    }
 }
 
 #[test]
@@ -196,9 +205,90 @@ fn broken_hyperparameters() {
     refused(&["llama.rope.scaling.type", "yarn"], |file| {
         file.set("llama.rope.scaling.type", Meta::Str("yarn".into()));
     });
-    refused(&["llama.expert_count"], |f| f.set("llama.expert_count", Meta::U32(8)));
+    refused(&["llama.expert_used_count", "missing"], |file| {
+        file.set("llama.expert_count", Meta::U32(8));
+    });
+    refused(&["llama.attn_logit_softcapping"], |file| {
+        file.set("llama.attn_logit_softcapping", Meta::F32(30.0));
+    });
     refused(&["llama.context_length"], |f| f.set("llama.context_length", Meta::U32(0)));
     refused(&["llama.vocab_size"], |f| f.set("llama.vocab_size", Meta::U32(101)));
+}
+
+#[test]
+fn every_family_opens() {
+    for family in FAMILIES {
+        let file = families::family(family, TINY, Dtype::Q8_0, 3);
+        let model = ModelFile::from_gguf_bytes(file.to_bytes(), "tiny.gguf").unwrap();
+        let shapes: Vec<_> = model.roles().map(|role| (role, model.tensor(role).rows)).collect();
+        assert!(shapes.iter().all(|(_, rows)| *rows > 0), "{family}");
+        assert_eq!(model.spec().features.window.is_some(), has_window(family), "{family}");
+    }
+}
+
+fn has_window(family: &str) -> bool {
+    matches!(family, "mistral" | "gemma3" | "phi3")
+}
+
+#[test]
+fn parts_of_a_larger_tensor_lie_where_they_should() {
+    let file = families::family("phi3", TINY, Dtype::Bf16, 3);
+    let model = ModelFile::from_gguf_bytes(file.to_bytes(), "phi3.gguf").unwrap();
+    let part = |part| model.tensor(TensorRole::Layer(1, part)).bytes.to_vec();
+    let whole = |name: &str| file.tensors.iter().find(|t| t.name == name).unwrap().bytes.clone();
+    let qkv = [part(LayerTensor::Q), part(LayerTensor::K), part(LayerTensor::V)].concat();
+    assert_eq!(qkv, whole("blk.1.attn_qkv.weight"));
+    let gate_up = [part(LayerTensor::Gate), part(LayerTensor::Up)].concat();
+    assert_eq!(gate_up, whole("blk.1.ffn_up.weight"));
+
+    let file = families::family("qwen3moe", TINY, Dtype::Q8_0, 3);
+    let model = ModelFile::from_gguf_bytes(file.to_bytes(), "moe.gguf").unwrap();
+    let down: Vec<u8> = (0..model.spec().features.experts.unwrap().count)
+        .flat_map(|e| model.tensor(TensorRole::Expert(0, e, ExpertTensor::Down)).bytes.to_vec())
+        .collect();
+    assert!(file.tensors.iter().any(|t| t.name == "blk.0.ffn_down_exps.weight" && t.bytes == down));
+}
+
+#[test]
+fn variants_of_other_families_that_are_refused() {
+    let refused_as = |family: &str, wanted: &[&str], break_it: &dyn Fn(&mut Gguf)| {
+        let mut file = families::family(family, TINY, Dtype::Q8_0, 3);
+        break_it(&mut file);
+        let error = error_of(file.to_bytes());
+        for part in wanted.iter().chain(&["broken.gguf"]) {
+            assert!(error.contains(part), "{error:?} does not say {part:?}");
+        }
+    };
+    refused_as("phi3", &["longrope", "phi3.rope.scaling"], &|file| {
+        file.add("rope_factors_long.weight", Dtype::F32, 4, 0, &mut Random(1));
+    });
+    refused_as("phi3", &["blk.0.attn_qkv.weight", "shape"], &|file| {
+        file.tensor("blk.0.attn_qkv.weight").dims[1] -= 1;
+    });
+    refused_as("qwen2", &["blk.1.attn_k.bias", "missing"], &|file| {
+        file.tensors.retain(|tensor| tensor.name != "blk.1.attn_k.bias");
+    });
+    refused_as("qwen3", &["qwen3.attention.sliding_window", "which layers"], &|file| {
+        file.set("qwen3.attention.sliding_window", Meta::U32(64));
+    });
+    refused_as("gemma3", &["gemma3.attention.sliding_window", "missing"], &|file| {
+        file.unset("gemma3.attention.sliding_window");
+    });
+    refused_as("gemma3", &["gemma3.attention.sliding_window_pattern"], &|file| {
+        file.set("gemma3.attention.sliding_window_pattern", Meta::U32(0));
+    });
+    refused_as("qwen3moe", &["qwen3moe.expert_used_count", "6"], &|file| {
+        file.set("qwen3moe.expert_used_count", Meta::U32(6));
+    });
+    refused_as("qwen3moe", &["qwen3moe.expert_gating_func", "softmax"], &|file| {
+        file.set("qwen3moe.expert_gating_func", Meta::U32(2));
+    });
+    refused_as("qwen3", &["qwen3.expert_count"], &|file| {
+        file.set("qwen3.expert_count", Meta::U32(4));
+    });
+    refused_as("gemma3", &["gemma3.block_count"], &|file| {
+        file.set("gemma3.block_count", Meta::U32(u32::MAX));
+    });
 }
 
 #[test]

@@ -20,6 +20,9 @@ pub use ids::{
     TokenId, TransferId,
 };
 pub use kv::{HASH_UNIT_TOKENS, KvDtype, KvLayout};
-pub use model::{ModelFamily, ModelSpec, RopeScaling, RopeSpec};
+pub use model::{
+    Activation, Experts, ModelFamily, ModelFeatures, ModelSpec, RopeScaling, RopeSpec,
+    SlidingWindow,
+};
 pub use request::{GenerateRequest, Limits, SamplingParams, StopParams};
 pub use response::{FinishReason, TokenLogprobs, TokenOutput, Usage};

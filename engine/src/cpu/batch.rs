@@ -21,15 +21,26 @@ pub(super) struct Row {
     pub(super) span: usize,
 }
 
-/// Consecutive tokens of one span whose last keys lie in the same chunk.
+/// Consecutive tokens of one span whose last keys lie in the same chunk, and whose first keys
+/// within a sliding window do.
 pub(super) struct QueryTile {
     pub(super) span: usize,
     /// Rows of the batch.
     pub(super) rows: Range<usize>,
     /// Position of the first.
     pub(super) position: usize,
-    /// Chunks of keys that they see.
-    pub(super) chunks: usize,
+}
+
+impl QueryTile {
+    /// Chunks of keys that they see, in layers with a window of so many tokens or with none.
+    pub(super) fn chunks(&self, window: Option<usize>) -> Range<usize> {
+        first_key(self.position, window) / CHUNK_TOKENS..self.position / CHUNK_TOKENS + 1
+    }
+}
+
+/// The first key that a token at `position` sees.
+pub(super) fn first_key(position: usize, window: Option<usize>) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
 /// A piece of attention work: chunks of one tile and one KV head.
@@ -39,16 +50,26 @@ pub(super) struct Unit {
     pub(super) chunks: Range<usize>,
 }
 
+/// The attention of one layer.
+#[derive(Default)]
+pub(super) struct Work {
+    /// Longest first, so that threads end together.
+    pub(super) units: Vec<Unit>,
+    /// Whether units are single chunks, whose results are merged afterwards.
+    pub(super) is_split: bool,
+    /// Tokens of the sliding window.
+    pub(super) window: Option<usize>,
+}
+
 /// One step.
 pub(super) struct Batch<'a> {
     pub(super) rows: Vec<Row>,
     /// Pages of each span.
     pub(super) blocks: Vec<&'a [BlockId]>,
     pub(super) tiles: Vec<QueryTile>,
-    /// Longest first, so that threads end together.
-    pub(super) units: Vec<Unit>,
-    /// Whether units are single chunks, whose results are merged afterwards.
-    pub(super) is_split: bool,
+    /// The attention of layers without a sliding window, and of those with one.
+    full: Work,
+    windowed: Work,
     /// Rows that need logits, ascending.
     pub(super) logit_rows: Vec<usize>,
 }
@@ -68,11 +89,12 @@ impl<'a> Batch<'a> {
             rows: Vec::new(),
             blocks: Vec::with_capacity(spans.len()),
             tiles: Vec::new(),
-            units: Vec::new(),
-            is_split: false,
+            full: Work::default(),
+            windowed: Work::default(),
             logit_rows: Vec::new(),
         };
         let group = spec.heads / spec.kv_heads;
+        let window = spec.features.window.as_ref().map(|window| window.tokens);
         for (index, span) in spans.iter().enumerate() {
             check_span(span, spec, pages);
             let first = batch.rows.len();
@@ -82,7 +104,7 @@ impl<'a> Batch<'a> {
                 position: span.first_position + i,
                 span: index,
             }));
-            batch.push_tiles(index, first, span, (TILE_ROWS / group).max(1));
+            batch.push_tiles(index, first, span, (TILE_ROWS / group).max(1), window);
             let end = batch.rows.len();
             match span.logits {
                 LogitRows::None => {}
@@ -90,47 +112,69 @@ impl<'a> Batch<'a> {
                 LogitRows::All => batch.logit_rows.extend(first..end),
             }
         }
-        batch.split_units(spec.kv_heads, threads);
+        batch.full = batch.work(spec.kv_heads, threads, None);
+        if window.is_some() {
+            batch.windowed = batch.work(spec.kv_heads, threads, window);
+        }
         batch
     }
 
-    fn push_tiles(&mut self, span: usize, first_row: usize, of: &Span<'_>, most: usize) {
+    /// The attention of layers with a sliding window, or of those without.
+    pub(super) fn attention(&self, has_window: bool) -> &Work {
+        if has_window { &self.windowed } else { &self.full }
+    }
+
+    fn push_tiles(
+        &mut self,
+        span: usize,
+        first_row: usize,
+        of: &Span<'_>,
+        most: usize,
+        window: Option<usize>,
+    ) {
         let mut start = 0;
         while start < of.tokens.len() {
             let position = of.first_position + start;
-            let to_border = CHUNK_TOKENS - position % CHUNK_TOKENS;
-            let count = most.min(to_border).min(of.tokens.len() - start);
+            let to_border = |key: usize| CHUNK_TOKENS - key % CHUNK_TOKENS;
+            // Until the window is full, the first key stays where it is.
+            let filling = window.map_or(0, |window| window.saturating_sub(position + 1));
+            let count = most
+                .min(to_border(position))
+                .min(filling + to_border(first_key(position, window)))
+                .min(of.tokens.len() - start);
             self.tiles.push(QueryTile {
                 span,
                 rows: first_row + start..first_row + start + count,
                 position,
-                chunks: position / CHUNK_TOKENS + 1,
             });
             start += count;
         }
     }
 
-    fn split_units(&mut self, kv_heads: usize, threads: usize) {
+    fn work(&self, kv_heads: usize, threads: usize, window: Option<usize>) -> Work {
         let whole = self.tiles.len() * kv_heads;
-        self.is_split = threads > 1
+        let is_split = threads > 1
             && whole < UNITS_PER_THREAD * threads
-            && self.tiles.iter().any(|tile| tile.chunks > 1);
+            && self.tiles.iter().any(|tile| tile.chunks(window).len() > 1);
+        let mut units = Vec::with_capacity(whole);
         for (index, tile) in self.tiles.iter().enumerate() {
             for head in 0..kv_heads {
-                if self.is_split {
-                    self.units.extend((0..tile.chunks).map(|chunk| Unit {
+                let chunks = tile.chunks(window);
+                if is_split {
+                    units.extend(chunks.map(|chunk| Unit {
                         tile: index,
                         head,
                         chunks: chunk..chunk + 1,
                     }));
                 } else {
-                    self.units.push(Unit { tile: index, head, chunks: 0..tile.chunks });
+                    units.push(Unit { tile: index, head, chunks });
                 }
             }
         }
-        if !self.is_split {
-            self.units.sort_by_key(|unit| std::cmp::Reverse(unit.chunks.end));
+        if !is_split {
+            units.sort_by_key(|unit| std::cmp::Reverse(unit.chunks.len()));
         }
+        Work { units, is_split, window }
     }
 }
 

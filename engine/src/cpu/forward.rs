@@ -1,6 +1,7 @@
 //! The forward pass, stage by stage. A stage is one `Pool::run`: its end is a barrier.
 
 mod attend;
+mod experts;
 mod stages;
 
 use baton_model_files::TensorRole;
@@ -9,9 +10,10 @@ use super::CpuBackend;
 use super::batch::Batch;
 use crate::backend::LayerSink;
 use crate::kernels::matmul::{Epilogue, Input};
+use crate::memory::Parts;
 use crate::pool::share;
-use crate::weights::widen_row;
-use stages::{Normalization, Product, multiply, normalize, quantize};
+use crate::weights::{FeedForward, widen_row};
+use stages::{Normalization, Product, add_normalized, multiply, normalize, quantize};
 
 impl CpuBackend {
     /// Runs `batch` through all layers; returns `logits[logit rows][vocab]`.
@@ -28,11 +30,12 @@ impl CpuBackend {
         self.compute_logits(batch)
     }
 
-    /// `residual[row] = embedding[token]`
+    /// `residual[row] = embedding[token]`, scaled where the family does so.
     fn embed(&mut self, batch: &Batch<'_>) {
         let Self { model, pool, buffers, .. } = self;
         let embedding = model.tensor(TensorRole::Embedding);
         let hidden = embedding.cols;
+        let scale = model.spec().features.embedding_scale;
         let residual = buffers.residual.parts();
         let threads = pool.threads();
         pool.run(&|thread| {
@@ -40,6 +43,9 @@ impl CpuBackend {
                 // SAFETY: each row belongs to one thread.
                 let out = unsafe { residual.of_mut(row * hidden..(row + 1) * hidden) };
                 widen_row(&embedding, batch.rows[row].token as usize, out);
+                if let Some(scale) = scale {
+                    out.iter_mut().for_each(|x| *x *= scale);
+                }
             }
         });
     }
@@ -80,79 +86,89 @@ impl CpuBackend {
         }
     }
 
-    /// `residual += attended · Woᵀ`
+    /// `residual += attended · Woᵀ`, the product normalised first where the family does so.
     fn project_attended(&mut self, batch: &Batch<'_>, layer: usize) {
         let Self { model, weights, kernels, pool, buffers, .. } = self;
         let spec = model.spec();
+        let post_norm = weights.layers[layer].post_attn_norm.as_deref();
         let weights = &weights.layers[layer].attn_out;
         let rows = batch.rows.len();
         let quants = buffers.quants.view(rows, weights.k());
         let attended = buffers.attended.parts();
+        let (residual, normed) = (buffers.residual.parts(), buffers.normed.parts());
         quantize(pool, kernels, attended, weights, rows, quants);
-        multiply(
-            pool,
-            kernels,
-            &Product {
-                weights,
-                input: Input { floats: attended, quants },
-                rows,
-                out: buffers.residual.parts(),
-                stride: spec.hidden,
-                column: 0,
-                epilogue: Epilogue::Add,
-            },
-        );
+        let (out, epilogue) = branch_end(post_norm, residual, normed);
+        let input = Input { floats: attended, quants };
+        let stride = spec.hidden;
+        let product = Product { weights, input, rows, out, stride, column: 0, epilogue };
+        multiply(pool, kernels, &product);
+        if let Some(weight) = post_norm {
+            add_normalized(pool, kernels, normed, (weight, spec.norm_eps), residual, rows);
+        }
     }
 
-    /// `residual += (silu(x · Wgateᵀ) * (x · Wupᵀ)) · Wdownᵀ` with `x = norm(residual)`
+    /// `residual += ffn(norm(residual))`, normalised once more where the family does so.
     fn feed_forward(&mut self, batch: &Batch<'_>, layer: usize) {
+        self.normalize_for_ffn(batch, layer);
+        match &self.weights.layers[layer].ffn {
+            FeedForward::Dense(_) => self.dense_ffn(batch, layer),
+            FeedForward::Experts { .. } => self.mix_experts(batch, layer),
+        }
         let Self { model, weights, kernels, pool, buffers, .. } = self;
-        let spec = model.spec();
-        let weights = &weights.layers[layer];
-        let rows = batch.rows.len();
-        let (residual, normed) = (buffers.residual.parts(), buffers.normed.parts());
-        let gated = buffers.gated.parts();
-        let quants = buffers.quants.view(rows, spec.hidden);
+        if let Some(weight) = weights.layers[layer].post_ffn_norm.as_deref() {
+            let (residual, normed) = (buffers.residual.parts(), buffers.normed.parts());
+            let norm = (weight, model.spec().norm_eps);
+            add_normalized(pool, kernels, normed, norm, residual, batch.rows.len());
+        }
+    }
+
+    /// `normed = norm(residual)`, also quantised.
+    fn normalize_for_ffn(&mut self, batch: &Batch<'_>, layer: usize) {
+        let Self { model, weights, kernels, pool, buffers, .. } = self;
+        let (spec, rows) = (model.spec(), batch.rows.len());
         let job = Normalization {
-            x: residual,
+            x: buffers.residual.parts(),
             from: None,
-            weight: &weights.ffn_norm,
+            weight: &weights.layers[layer].ffn_norm,
             eps: spec.norm_eps,
-            normed,
-            quants,
+            normed: buffers.normed.parts(),
+            quants: buffers.quants.view(rows, spec.hidden),
             rows,
         };
         normalize(pool, kernels, &job);
-        for (weights, epilogue) in weights.gate_up.products() {
-            multiply(
-                pool,
-                kernels,
-                &Product {
-                    weights,
-                    input: Input { floats: normed, quants },
-                    rows,
-                    out: gated,
-                    stride: spec.ffn,
-                    column: 0,
-                    epilogue,
-                },
-            );
+    }
+
+    /// `residual += (act(x · Wgateᵀ) * (x · Wupᵀ)) · Wdownᵀ` with `x = normed`; the sum's second
+    /// half ends in `normed` where a norm follows.
+    fn dense_ffn(&mut self, batch: &Batch<'_>, layer: usize) {
+        let Self { model, weights, kernels, pool, buffers, .. } = self;
+        let (spec, rows) = (model.spec(), batch.rows.len());
+        let post_norm = weights.layers[layer].post_ffn_norm.as_deref();
+        let FeedForward::Dense(mlp) = &weights.layers[layer].ffn else {
+            unreachable!("`feed_forward` has looked")
+        };
+        let (residual, normed) = (buffers.residual.parts(), buffers.normed.parts());
+        let gated = buffers.gated.parts();
+        let quants = buffers.quants.view(rows, spec.hidden);
+        let input = Input { floats: normed, quants };
+        for (weights, epilogue) in mlp.gate_up.products(spec.features.activation) {
+            let stride = spec.ffn;
+            let product = Product { weights, input, rows, out: gated, stride, column: 0, epilogue };
+            multiply(pool, kernels, &product);
         }
         let quants = buffers.quants.view(rows, spec.ffn);
-        quantize(pool, kernels, gated, &weights.down, rows, quants);
-        multiply(
-            pool,
-            kernels,
-            &Product {
-                weights: &weights.down,
-                input: Input { floats: gated, quants },
-                rows,
-                out: residual,
-                stride: spec.hidden,
-                column: 0,
-                epilogue: Epilogue::Add,
-            },
-        );
+        quantize(pool, kernels, gated, &mlp.down, rows, quants);
+        let (out, epilogue) = branch_end(post_norm, residual, normed);
+        let down = Product {
+            weights: &mlp.down,
+            input: Input { floats: gated, quants },
+            rows,
+            out,
+            stride: spec.hidden,
+            column: 0,
+            epilogue,
+        };
+        multiply(pool, kernels, &down);
     }
 
     /// `logits = norm(residual) · Woutᵀ` for the rows that need them.
@@ -194,5 +210,17 @@ impl CpuBackend {
             buffers.logits.copy_within(row * stride..row * stride + spec.vocab, row * spec.vocab);
         }
         &buffers.logits[..rows * spec.vocab]
+    }
+}
+
+/// Where a branch's last product goes: onto the residual stream, or aside when a norm follows.
+fn branch_end<'a>(
+    post_norm: Option<&[f32]>,
+    residual: Parts<'a, f32>,
+    normed: Parts<'a, f32>,
+) -> (Parts<'a, f32>, Epilogue) {
+    match post_norm {
+        None => (residual, Epilogue::Add),
+        Some(_) => (normed, Epilogue::Store),
     }
 }

@@ -40,7 +40,9 @@ pub(crate) struct Chunk<'a> {
     pub(crate) dim: usize,
     /// `[row][dim]`, rotated, times `log2(e) / sqrt(dim)`.
     pub(crate) queries: &'a [f32],
-    /// How many keys of the chunk each row sees, 1..=256.
+    /// The keys of the chunk that each row sees, at least one: from the first ...
+    pub(crate) from: &'a [u32],
+    /// ... to before this one, at most 256.
     pub(crate) visible: &'a [u32],
     /// The chunk's tiles, each of `16 dim` words; past the last visible key repeated.
     pub(crate) tiles: [*const u32; CHUNK_TILES],
@@ -58,6 +60,7 @@ pub(crate) struct Chunk<'a> {
 pub(crate) unsafe fn attend<L: Lanes>(l: L, chunk: &mut Chunk<'_>) {
     let rows = chunk.visible.len();
     let dim = chunk.dim;
+    assert!(chunk.from.len() == rows);
     assert!(dim.is_multiple_of(LANES) && chunk.queries.len() >= rows * dim);
     assert!(chunk.scores.len() >= rows * CHUNK_TOKENS && chunk.out.values.len() >= rows * dim);
     let mut first = 0;
@@ -78,6 +81,32 @@ pub(crate) unsafe fn attend<L: Lanes>(l: L, chunk: &mut Chunk<'_>) {
     }
 }
 
+/// Which tokens of a chunk several rows see.
+struct Seen {
+    /// Some row sees each of these, or one between them.
+    any: Range<usize>,
+    /// All rows see each of these, even at both ends; it may be empty.
+    all: Range<usize>,
+}
+
+impl Seen {
+    #[inline(always)]
+    fn new(from: &[u32], visible: &[u32]) -> Self {
+        let none = Range { start: CHUNK_TOKENS, end: 0 };
+        let mut seen = Self { any: none, all: 0..CHUNK_TOKENS };
+        for (&from, &visible) in from.iter().zip(visible) {
+            assert!(from < visible && visible as usize <= CHUNK_TOKENS);
+            seen.any.start = seen.any.start.min(from as usize);
+            seen.any.end = seen.any.end.max(visible as usize);
+            seen.all.start = seen.all.start.max(from as usize);
+            seen.all.end = seen.all.end.min(visible as usize);
+        }
+        seen.all.start = seen.all.start.next_multiple_of(2);
+        seen.all.end = (seen.all.end / 2 * 2).max(seen.all.start);
+        seen
+    }
+}
+
 /// `R` rows; scores over `T` tiles at once, values over `D` groups of 16 dimensions at once.
 ///
 /// # Safety
@@ -88,35 +117,36 @@ unsafe fn rows_of<L: Lanes, const R: usize, const T: usize, const D: usize>(
     chunk: &mut Chunk<'_>,
     rows: Range<usize>,
 ) -> usize {
-    let mut most = 0;
-    let mut least = CHUNK_TOKENS;
-    for &visible in &chunk.visible[rows.clone()] {
-        assert!(visible >= 1 && visible as usize <= CHUNK_TOKENS);
-        most = most.max(visible as usize);
-        least = least.min(visible as usize);
-    }
+    let seen = Seen::new(&chunk.from[rows.clone()], &chunk.visible[rows.clone()]);
     // SAFETY: the caller's promise.
     unsafe {
-        for tile in (0..most.div_ceil(TILE_TOKENS)).step_by(T) {
+        let first_tile = seen.any.start / TILE_TOKENS / T * T;
+        for tile in (first_tile..seen.any.end.div_ceil(TILE_TOKENS)).step_by(T) {
             scores::<L, R, T>(l, chunk, rows.start, tile);
         }
         for row in rows.clone() {
             softmax(l, chunk, row);
         }
-        // Pairs of tokens that all rows see; each row finishes alone what it sees beyond.
-        let shared = least / 2 * 2;
+        // Pairs of tokens that all rows see; each row does alone what it sees before and beyond.
+        if seen.all.start > 0 {
+            for row in rows.clone() {
+                chunk.out.values[row * chunk.dim..][..chunk.dim].fill(0.0);
+                let end = seen.all.start.min(chunk.visible[row] as usize);
+                values_of(l, chunk, row, chunk.from[row] as usize..end);
+            }
+        }
         let groups = chunk.dim / LANES;
         let mut group = 0;
         while group + D <= groups {
-            values::<L, R, D>(l, chunk, rows.start, group, shared);
+            values::<L, R, D>(l, chunk, rows.start, group, seen.all.clone());
             group += D;
         }
         while group < groups {
-            values::<L, R, 1>(l, chunk, rows.start, group, shared);
+            values::<L, R, 1>(l, chunk, rows.start, group, seen.all.clone());
             group += 1;
         }
         for row in rows.clone() {
-            values_tail(l, chunk, row, shared);
+            values_of(l, chunk, row, seen.all.end..chunk.visible[row] as usize);
         }
     }
     R
@@ -167,19 +197,28 @@ unsafe fn scores<L: Lanes, const R: usize, const T: usize>(
 /// tiles, then in the tree of `reduce_add`. Slots that the row does not see count for nothing.
 #[inline(always)]
 fn softmax<L: Lanes>(l: L, chunk: &mut Chunk<'_>, row: usize) {
-    let visible = chunk.visible[row] as usize;
+    let (from, visible) = (chunk.from[row] as usize, chunk.visible[row] as usize);
     let scores = &mut chunk.scores[row * CHUNK_TOKENS..][..CHUNK_TOKENS];
-    let tiles = &mut scores.as_chunks_mut::<LANES>().0[..visible.div_ceil(LANES)];
+    let tiles = &mut scores.as_chunks_mut::<LANES>().0[from / LANES..visible.div_ceil(LANES)];
+    // From here on both count from the first of these tiles.
+    let (from, visible) = (from % LANES, visible - from / LANES * LANES);
     let lowest = l.splat(f32::NEG_INFINITY);
     let mut max = lowest;
     for (t, tile) in tiles.iter().enumerate() {
-        max = l.max(max, l.keep_first(visible - t * LANES, l.load(tile), lowest));
+        let mut score = l.keep_first(visible - t * LANES, l.load(tile), lowest);
+        if t == 0 {
+            score = l.keep_first(from, lowest, score);
+        }
+        max = l.max(max, score);
     }
     let max = l.reduce_max(max);
     let mut sum = l.splat(0.0);
     for (t, tile) in tiles.iter_mut().enumerate() {
         let weight = exp2_lanes(l, l.sub(l.load(tile), l.splat(max)));
-        let weight = l.keep_first(visible - t * LANES, weight, l.splat(0.0));
+        let mut weight = l.keep_first(visible - t * LANES, weight, l.splat(0.0));
+        if t == 0 {
+            weight = l.keep_first(from, l.splat(0.0), weight);
+        }
         sum = l.add(sum, weight);
         l.store(weight, tile);
     }
@@ -187,25 +226,35 @@ fn softmax<L: Lanes>(l: L, chunk: &mut Chunk<'_>, row: usize) {
     chunk.out.sum[row] = l.reduce_add(sum);
 }
 
-/// `values[row][d] = Σ_t weight[row][t] * v[t][d]` for `t < tokens`, one chain in ascending `t`.
+/// `values[row][d] = Σ_t weight[row][t] * v[t][d]` for `t` in `tokens`, one chain in ascending
+/// `t`; it continues what is there unless it begins with the chunk.
 ///
 /// # Safety
-/// As [`attend`], for rows `row..row + R`, all of which see `tokens` (even) tokens.
+/// As [`attend`], for rows `row..row + R`, all of which see `tokens`, even at both ends.
 #[inline(always)]
 unsafe fn values<L: Lanes, const R: usize, const D: usize>(
     l: L,
     chunk: &mut Chunk<'_>,
     row: usize,
     group: usize,
-    tokens: usize,
+    tokens: Range<usize>,
 ) {
     let dim = chunk.dim;
     let mut acc = [[l.splat(0.0); D]; R];
+    if tokens.start > 0 {
+        for r in 0..R {
+            let out = &chunk.out.values[(row + r) * dim + group * LANES..];
+            for d in 0..D {
+                acc[r][d] = l.load(&out.as_chunks::<LANES>().0[d]);
+            }
+        }
+    }
     let weights = chunk.scores.as_ptr().wrapping_add(row * CHUNK_TOKENS);
-    for (t, tile) in chunk.tiles[..tokens.div_ceil(TILE_TOKENS)].iter().enumerate() {
-        let pairs = (tokens - t * TILE_TOKENS).min(TILE_TOKENS) / 2;
-        let v = tile.wrapping_add(dim / 2 * TILE_TOKENS + group * LANES);
-        for pair in 0..pairs {
+    for t in tokens.start / TILE_TOKENS..tokens.end.div_ceil(TILE_TOKENS) {
+        let first = tokens.start.saturating_sub(t * TILE_TOKENS) / 2;
+        let end = (tokens.end - t * TILE_TOKENS).min(TILE_TOKENS) / 2;
+        let v = chunk.tiles[t].wrapping_add(dim / 2 * TILE_TOKENS + group * LANES);
+        for pair in first..end {
             let mut w = [(0.0, 0.0); R];
             for r in 0..R {
                 let at = r * CHUNK_TOKENS + t * TILE_TOKENS + 2 * pair;
@@ -231,15 +280,15 @@ unsafe fn values<L: Lanes, const R: usize, const D: usize>(
     }
 }
 
-/// Continues `values` of one row from token `from` to the last that it sees.
+/// Continues `values` of one row over `tokens`.
 ///
 /// # Safety
-/// As [`attend`].
+/// As [`attend`]; the row sees `tokens`.
 #[inline(always)]
-unsafe fn values_tail<L: Lanes>(l: L, chunk: &mut Chunk<'_>, row: usize, from: usize) {
+unsafe fn values_of<L: Lanes>(l: L, chunk: &mut Chunk<'_>, row: usize, tokens: Range<usize>) {
     let dim = chunk.dim;
     let out = chunk.out.values[row * dim..][..dim].as_chunks_mut::<LANES>().0;
-    for token in from..chunk.visible[row] as usize {
+    for token in tokens {
         let weight = l.splat(chunk.scores[row * CHUNK_TOKENS + token]);
         let pair = token % TILE_TOKENS / 2;
         let v = chunk.tiles[token / TILE_TOKENS].wrapping_add(dim / 2 * TILE_TOKENS + pair * dim);

@@ -15,6 +15,13 @@ pub(crate) struct Norm<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
+/// Heads of one token to normalise in place: `heads[heads][K]`, `weight[K]`.
+pub(crate) struct NormHeads<'a> {
+    pub(crate) heads: &'a mut [f32],
+    pub(crate) weight: &'a [f32],
+    pub(crate) eps: f32,
+}
+
 /// Heads of one token to rotate in place.
 pub(crate) struct Rotate<'a> {
     pub(crate) table: &'a RopeTable,
@@ -38,6 +45,9 @@ pub(crate) struct Merge<'a> {
 pub(crate) struct Kernels {
     pub(crate) isa: Isa,
     pub(crate) norm: unsafe fn(&mut Norm<'_>),
+    /// Adds what `norm` would store.
+    pub(crate) add_norm: unsafe fn(&mut Norm<'_>),
+    pub(crate) norm_heads: unsafe fn(&mut NormHeads<'_>),
     pub(crate) quantize: unsafe fn(&[f32], &QuantView<'_>, usize),
     pub(crate) matmul: unsafe fn(&Matmul<'_>),
     pub(crate) rotate: unsafe fn(&mut Rotate<'_>),
@@ -79,14 +89,37 @@ macro_rules! instantiate {
         mod $module {
             use super::*;
 
-            pub(super) const KERNELS: Kernels =
-                Kernels { isa: $isa, norm, quantize, matmul, rotate, attend, merge };
+            pub(super) const KERNELS: Kernels = Kernels {
+                isa: $isa,
+                norm,
+                add_norm,
+                norm_heads,
+                quantize,
+                matmul,
+                rotate,
+                attend,
+                merge,
+            };
 
             $(#[target_feature(enable = $features)])?
             unsafe fn norm(job: &mut Norm<'_>) {
                 // SAFETY: see the macro.
                 let l = unsafe { <$lanes>::new() };
                 norm::rms_norm(l, job.x, job.weight, job.eps, job.out);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn add_norm(job: &mut Norm<'_>) {
+                // SAFETY: see the macro.
+                let l = unsafe { <$lanes>::new() };
+                norm::add_rms_norm(l, job.x, job.weight, job.eps, job.out);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn norm_heads(job: &mut NormHeads<'_>) {
+                // SAFETY: see the macro.
+                let l = unsafe { <$lanes>::new() };
+                norm::norm_heads(l, job.heads, job.weight, job.eps);
             }
 
             $(#[target_feature(enable = $features)])?

@@ -12,7 +12,9 @@ mod unpack;
 
 use std::ops::Range;
 
-use super::numerics::silu_mul;
+use baton_types::Activation;
+
+use super::numerics::{gelu_mul, silu_mul};
 use super::quantize::QuantView;
 use crate::memory::Parts;
 use crate::simd::{LANES, Lanes};
@@ -28,9 +30,20 @@ pub(crate) enum Epilogue {
     /// Added to what is there: the residual stream.
     Add,
     /// The first half is the gate, the second what it lets through: 16 outputs a panel.
-    SiluMul,
+    Gate(Activation),
     /// The gate is what is there, the results are what it lets through.
-    SiluMulOnto,
+    GateOnto(Activation),
+}
+
+impl Epilogue {
+    /// Outputs of a panel.
+    #[inline(always)]
+    fn width(self) -> usize {
+        match self {
+            Self::Store | Self::Add | Self::GateOnto(_) => 2 * LANES,
+            Self::Gate(_) => LANES,
+        }
+    }
 }
 
 /// Rows of activations in both forms; a matrix reads the one that its format needs.
@@ -65,7 +78,7 @@ type Tile<F, const M: usize> = [[F; 2]; M];
 /// barrier.
 #[inline(always)]
 pub(crate) unsafe fn matmul<L: Lanes>(l: L, job: &Matmul<'_>) {
-    let width = if job.epilogue == Epilogue::SiluMul { LANES } else { 2 * LANES };
+    let width = job.epilogue.width();
     let k = job.weights.k();
     assert!(job.input.quants.k == k && job.rows * k <= job.input.floats.len());
     assert!(job.column + job.weights.panels() * width <= job.stride);
@@ -103,7 +116,7 @@ unsafe fn finish<L: Lanes, const M: usize>(
     row: usize,
     tile: &Tile<L::F, M>,
 ) {
-    let width = if job.epilogue == Epilogue::SiluMul { LANES } else { 2 * LANES };
+    let width = job.epilogue.width();
     for (m, halves) in tile.iter().enumerate() {
         let start = (row + m) * job.stride + job.column + panel * width;
         // SAFETY: in bounds as `matmul` asserted, and this thread's own by its caller's promise.
@@ -118,11 +131,20 @@ unsafe fn finish<L: Lanes, const M: usize>(
                 l.store(l.add(l.load(&first[0]), halves[0]), &mut first[0]);
                 l.store(l.add(l.load(&rest[0]), halves[1]), &mut rest[0]);
             }
-            Epilogue::SiluMul => l.store(silu_mul(l, halves[0], halves[1]), &mut first[0]),
-            Epilogue::SiluMulOnto => {
-                l.store(silu_mul(l, l.load(&first[0]), halves[0]), &mut first[0]);
-                l.store(silu_mul(l, l.load(&rest[0]), halves[1]), &mut rest[0]);
+            Epilogue::Gate(by) => l.store(gated(l, by, halves[0], halves[1]), &mut first[0]),
+            Epilogue::GateOnto(by) => {
+                l.store(gated(l, by, l.load(&first[0]), halves[0]), &mut first[0]);
+                l.store(gated(l, by, l.load(&rest[0]), halves[1]), &mut rest[0]);
             }
         }
+    }
+}
+
+/// `activation(gate) * up`
+#[inline(always)]
+fn gated<L: Lanes>(l: L, activation: Activation, gate: L::F, up: L::F) -> L::F {
+    match activation {
+        Activation::Silu => silu_mul(l, gate, up),
+        Activation::GeluTanh => gelu_mul(l, gate, up),
     }
 }

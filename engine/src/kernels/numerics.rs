@@ -82,6 +82,17 @@ pub(crate) fn silu_mul<L: Lanes>(l: L, gate: L::F, up: L::F) -> L::F {
     l.div(l.mul(gate, up), l.add(e, l.splat(1.0)))
 }
 
+/// `gelu(gate) * up` in each lane, GELU by its approximation with a hyperbolic tangent:
+/// `gate / (1 + e^(-2y)) * up`, `y = sqrt(2 / pi) * (gate + 0.044715 gate³)`.
+#[inline(always)]
+pub(crate) fn gelu_mul<L: Lanes>(l: L, gate: L::F, up: L::F) -> L::F {
+    /// `-2 sqrt(2 / pi) log2(e)`
+    const SCALE: f32 = -2.302_208_2;
+    let cubic = l.fma(l.mul(gate, gate), l.splat(0.044_715), l.splat(1.0));
+    let e = exp2_lanes(l, l.mul(l.mul(gate, cubic), l.splat(SCALE)));
+    l.div(l.mul(gate, up), l.add(e, l.splat(1.0)))
+}
+
 /// Bits of the bfloat16 nearest to `x`, ties to even; NaN stays NaN.
 #[inline(always)]
 pub fn bf16_round(x: f32) -> u16 {

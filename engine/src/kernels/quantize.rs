@@ -75,6 +75,22 @@ impl QuantRows {
     }
 }
 
+impl QuantView<'_> {
+    /// All but the first `rows` rows.
+    pub(crate) fn skip(&self, rows: usize) -> Self {
+        let blocks = rows * self.k / BLOCK;
+        Self {
+            k: self.k,
+            quants: self.quants.skip(rows * self.k),
+            scales: self.scales.skip(blocks),
+            nibble_starts: self.nibble_starts.skip(blocks),
+            byte_starts: self.byte_starts.skip(blocks),
+            half_starts: self.half_starts.skip(blocks),
+            sums: self.sums.skip(blocks),
+        }
+    }
+}
+
 /// One row of a [`QuantView`].
 struct QuantRow<'a> {
     quants: &'a mut [i8],

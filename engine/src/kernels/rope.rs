@@ -1,7 +1,7 @@
 //! Rotary position embedding (Su et al., "RoFormer", 2021), halves against one another.
 
 use baton_model_files::llama3_factor;
-use baton_types::{RopeScaling, RopeSpec};
+use baton_types::{ModelSpec, RopeScaling, RopeSpec};
 
 use super::numerics;
 
@@ -30,6 +30,30 @@ impl RopeTable {
 
     fn row(&self, position: usize) -> (&[f32], &[f32]) {
         self.values[position * 2 * self.half..][..2 * self.half].split_at(self.half)
+    }
+}
+
+/// The tables of a model's layers.
+pub(crate) struct RopeTables {
+    full: RopeTable,
+    /// Where layers with a sliding window rotate differently.
+    windowed: Option<RopeTable>,
+}
+
+impl RopeTables {
+    pub(crate) fn new(spec: &ModelSpec, positions: usize) -> Self {
+        let windowed = spec.features.window.as_ref().map(|window| &window.rope);
+        Self {
+            full: RopeTable::new(&spec.rope, positions),
+            windowed: windowed
+                .filter(|rope| **rope != spec.rope)
+                .map(|rope| RopeTable::new(rope, positions)),
+        }
+    }
+
+    /// The table of layers with a sliding window, or of those without.
+    pub(crate) fn of(&self, has_window: bool) -> &RopeTable {
+        self.windowed.as_ref().filter(|_| has_window).unwrap_or(&self.full)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The safetensors files of a folder. Format and its checks: the `safetensors` crate.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
@@ -8,12 +8,13 @@ use baton_types::ModelSpec;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
+use super::names::source;
 use super::read_json;
 use crate::ModelFileError;
 use crate::map::FileBytes;
 use crate::model_file::Placed;
-use crate::spec::{all_roles, role_shape};
-use crate::tensor::{LayerTensor, RowOrder, TensorDtype, TensorRole};
+use crate::roles::{Source, all_roles, role_shape};
+use crate::tensor::{RowOrder, TensorDtype, TensorRole};
 
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const SINGLE_FILE: &str = "model.safetensors";
@@ -73,21 +74,23 @@ pub(super) fn open(
 ///
 /// # Errors
 /// For tensors that are missing, misshapen, unknown or of an unsupported type.
-pub(super) fn llama_tensors(
+pub(super) fn find_tensors(
     folder: &Path,
     found: &HashMap<String, Found>,
     spec: &ModelSpec,
 ) -> Result<HashMap<TensorRole, Placed>, ModelFileError> {
     let file = || folder.display().to_string();
     let mut placed = HashMap::new();
+    let mut known = HashSet::new();
     for role in all_roles(spec) {
-        let tensor = tensor_name(role);
-        let Some(entry) = found.get(&tensor) else {
+        let source = source(role, spec);
+        let Some(entry) = found.get(&source.tensor) else {
+            let tensor = source.tensor;
             return Err(ModelFileError::MissingTensor { file: file(), tensor });
         };
-        placed.insert(role, place(folder, &tensor, entry, role_shape(role, spec))?);
+        placed.insert(role, place(folder, &source, entry, role_shape(role, spec))?);
+        known.insert(source.tensor);
     }
-    let known: BTreeSet<String> = all_roles(spec).map(tensor_name).collect();
     for name in found.keys() {
         // Old checkpoints keep the rotation's frequencies; a tied one may repeat the embedding.
         let harmless = name.ends_with(".rotary_emb.inv_freq")
@@ -101,7 +104,7 @@ pub(super) fn llama_tensors(
 
 fn place(
     folder: &Path,
-    tensor: &str,
+    source: &Source,
     entry: &Found,
     (rows, cols): (usize, usize),
 ) -> Result<Placed, ModelFileError> {
@@ -113,23 +116,24 @@ fn place(
         other => {
             return Err(ModelFileError::TensorType {
                 file: file(),
-                tensor: tensor.to_owned(),
+                tensor: source.tensor.clone(),
                 found: format!("{other:?}"),
             });
         }
     };
-    let want = if rows == 1 { vec![cols] } else { vec![rows, cols] };
-    let fits = entry.shape == want || (rows == 1 && entry.shape == [1, cols]);
-    if !fits || entry.bytes.len() != rows * dtype.row_bytes(cols) {
+    let stored = source.stored_rows;
+    let want = if stored == 1 { vec![cols] } else { vec![stored, cols] };
+    let fits = entry.shape == want || (stored == 1 && entry.shape == [1, cols]);
+    if !fits || entry.bytes.len() != stored * dtype.row_bytes(cols) {
         return Err(ModelFileError::TensorShape {
             file: file(),
-            tensor: tensor.to_owned(),
+            tensor: source.tensor.clone(),
             want: want.iter().map(|n| *n as u64).collect(),
             got: entry.shape.iter().map(|n| *n as u64).collect(),
         });
     }
-    let (row_order, bytes) = (RowOrder::Plain, entry.bytes.clone());
-    Ok(Placed { file: entry.file, dtype, rows, cols, row_order, bytes })
+    let bytes = source.bytes(entry.bytes.start, dtype, (rows, cols));
+    Ok(Placed { file: entry.file, dtype, rows, cols, row_order: RowOrder::Plain, bytes })
 }
 
 fn shard_paths(folder: &Path) -> Result<Vec<PathBuf>, ModelFileError> {
@@ -151,25 +155,4 @@ fn shard_paths(folder: &Path) -> Result<Vec<PathBuf>, ModelFileError> {
         }
     }
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
-}
-
-fn tensor_name(role: TensorRole) -> String {
-    let (layer, tensor) = match role {
-        TensorRole::Embedding => return "model.embed_tokens.weight".into(),
-        TensorRole::Output => return "lm_head.weight".into(),
-        TensorRole::FinalNorm => return "model.norm.weight".into(),
-        TensorRole::Layer(layer, tensor) => (layer, tensor),
-    };
-    let name = match tensor {
-        LayerTensor::AttnNorm => "input_layernorm",
-        LayerTensor::Q => "self_attn.q_proj",
-        LayerTensor::K => "self_attn.k_proj",
-        LayerTensor::V => "self_attn.v_proj",
-        LayerTensor::AttnOut => "self_attn.o_proj",
-        LayerTensor::FfnNorm => "post_attention_layernorm",
-        LayerTensor::Gate => "mlp.gate_proj",
-        LayerTensor::Up => "mlp.up_proj",
-        LayerTensor::Down => "mlp.down_proj",
-    };
-    format!("model.layers.{layer}.{name}.weight")
 }

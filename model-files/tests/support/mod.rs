@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod families;
+
 /// A metadata value.
 #[derive(Clone, Debug)]
 pub enum Meta {

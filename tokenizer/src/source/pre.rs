@@ -69,6 +69,7 @@ static KNOWN: &[PreTokenizer] = &[
         ignores_merges: true,
         ..plain(&["llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"], &[Step::Split(LLAMA3)])
     },
+    plain(&["dbrx", "smaug-bpe"], &[Step::Split(LLAMA3)]),
     PreTokenizer { is_nfc: true, ..plain(&["qwen2"], &[Step::Split(QWEN2)]) },
     plain(&["deepseek-r1-qwen"], &[Step::Split(QWEN2)]),
     PreTokenizer { ignores_merges: true, ..plain(&["tekken"], &[Step::Split(TEKKEN)]) },
@@ -150,6 +151,7 @@ mod tests {
             words("llama-bpe", "It'S 12345\n\n x"),
             ["It", "'S", " ", "123", "45", "\n\n", " x"]
         );
+        assert_eq!(words("dbrx", "a 12345"), ["a", " ", "123", "45"]);
         assert_eq!(words("qwen2", "v12"), ["v", "1", "2"]);
         assert_eq!(words("tekken", "HelloWorld ab/"), ["Hello", "World", " ab", "/"]);
         assert_eq!(words("gpt-4o", "Don'T go"), ["Don'T", " go"]);

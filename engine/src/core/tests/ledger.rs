@@ -2,7 +2,8 @@
 //! back from the pages: a wrong page, a missing copy or a stale slot changes the next token.
 
 use baton_types::{
-    BlockId, KvDtype, KvLayout, ModelFamily, ModelSpec, NumericsVersion, RopeScaling, RopeSpec,
+    BlockId, KvDtype, KvLayout, ModelFamily, ModelFeatures, ModelSpec, NumericsVersion,
+    RopeScaling, RopeSpec,
 };
 
 use crate::backend::{Backend, BackendError, KvRead, KvSpan, LayerSink, LogitRows, Span};
@@ -41,6 +42,7 @@ impl Ledger {
             norm_eps: 1e-5,
             rope: RopeSpec { dim: 2, theta: 1e4, scaling: RopeScaling::None },
             tied_embeddings: true,
+            features: ModelFeatures::default(),
             bos_id: None,
             eos_ids: vec![0],
         };

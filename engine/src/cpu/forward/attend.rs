@@ -3,11 +3,11 @@
 use baton_types::ModelSpec;
 
 use super::super::CpuBackend;
-use super::super::batch::{Batch, QueryTile, Unit};
+use super::super::batch::{Batch, QueryTile, TILE_ROWS, Unit, Work, first_key};
 use super::super::buffers::AttentionScratch;
 use super::super::pages::SharedPages;
 use crate::kernels::attention::{CHUNK_TILES, CHUNK_TOKENS, Chunk, Partial, TILE_TOKENS};
-use crate::kernels::dispatch::{Kernels, Merge, Rotate};
+use crate::kernels::dispatch::{Kernels, Merge, NormHeads, Rotate};
 use crate::memory::Parts;
 use crate::pool::{Pieces, share};
 
@@ -22,13 +22,20 @@ struct Shapes {
 }
 
 impl CpuBackend {
-    /// Rotates Q (scaled for a softmax in base 2) and K in place, and stores K and V.
+    /// Adds Q's, K's and V's bias, normalises the heads of Q and K, rotates them in place (Q scaled
+    /// for a softmax in base 2), and stores K and V.
     pub(super) fn rotate_and_store(&mut self, batch: &Batch<'_>, layer: usize) {
-        let Self { model, weights, rope, kernels, pool, pages, buffers, .. } = self;
-        let (spec, columns) = (model.spec(), weights.layers[layer].columns);
-        let head_dim = spec.head_dim;
+        let Self { model, weights, ropes, kernels, pool, pages, buffers, .. } = self;
+        let (spec, weights) = (model.spec(), &weights.layers[layer]);
+        let (columns, head_dim) = (weights.columns, spec.head_dim);
         let (query_width, kv_width) = (spec.heads * head_dim, spec.kv_heads * head_dim);
-        let scale = std::f32::consts::LOG2_E / (head_dim as f32).sqrt();
+        let scalar = spec.features.query_scalar.unwrap_or(head_dim as f32);
+        let scale = std::f32::consts::LOG2_E / scalar.sqrt();
+        let table = ropes.of(spec.window(layer).is_some());
+        let parts = [
+            (0, query_width, scale, weights.q_norm.as_deref()),
+            (columns.k, kv_width, 1.0, weights.k_norm.as_deref()),
+        ];
         let (qkv, pages) = (buffers.qkv.parts(), pages.shared());
         let threads = pool.threads();
         pool.run(&|thread| {
@@ -37,9 +44,17 @@ impl CpuBackend {
                 let start = row * columns.stride;
                 // SAFETY: each row belongs to one thread.
                 let qkv = unsafe { qkv.of_mut(start..start + columns.stride) };
-                for (first, width, scale) in [(0, query_width, scale), (columns.k, kv_width, 1.0)] {
+                if let Some(bias) = &weights.qkv_bias {
+                    qkv.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+                }
+                for (first, width, scale, norm) in parts {
                     let heads = &mut qkv[first..first + width];
-                    let mut job = Rotate { table: rope, position, heads, head_dim, scale };
+                    if let Some(weight) = norm {
+                        let eps = spec.norm_eps;
+                        // SAFETY: the kernels exist on this processor.
+                        unsafe { (kernels.norm_heads)(&mut NormHeads { heads, weight, eps }) };
+                    }
+                    let mut job = Rotate { table, position, heads, head_dim, scale };
                     // SAFETY: the kernels exist on this processor.
                     unsafe { (kernels.rotate)(&mut job) };
                 }
@@ -57,9 +72,10 @@ impl CpuBackend {
     pub(super) fn attend(&mut self, batch: &Batch<'_>, layer: usize) {
         let Self { model, weights, kernels, pool, pages, buffers, .. } = self;
         let shapes = shapes(model.spec(), weights.layers[layer].columns.stride);
-        if batch.is_split {
-            let rows = super::super::batch::TILE_ROWS.max(shapes.group);
-            while buffers.partials.len() < batch.units.len() {
+        let work = batch.attention(model.spec().window(layer).is_some());
+        if work.is_split {
+            let rows = TILE_ROWS.max(shapes.group);
+            while buffers.partials.len() < work.units.len() {
                 buffers.partials.push(Partial::new(rows, shapes.head_dim));
             }
         }
@@ -67,19 +83,19 @@ impl CpuBackend {
         let partials = Parts::new(&mut buffers.partials);
         let scratches = Parts::new(&mut buffers.attention);
         let pages = pages.shared();
-        let pieces = Pieces::new(batch.units.len(), 1);
+        let pieces = Pieces::new(work.units.len(), 1);
         pool.run(&|thread| {
             // SAFETY: each thread has its own scratch.
             let scratch = unsafe { &mut scratches.of_mut(thread..thread + 1)[0] };
             while let Some(piece) = pieces.take() {
-                let unit = &batch.units[piece.start];
+                let unit = &work.units[piece.start];
                 let tile = &batch.tiles[unit.tile];
                 // SAFETY: queries are only read in this stage, and no page is written.
                 unsafe {
                     load_queries(shapes, tile, unit.head, queries, scratch);
-                    attend_unit(kernels, shapes, batch, layer, unit, pages, scratch);
+                    attend_unit(kernels, shapes, batch, layer, (unit, work.window), pages, scratch);
                 }
-                if batch.is_split {
+                if work.is_split {
                     // SAFETY: each unit has its own partial.
                     let partial = unsafe { &mut partials.of_mut(piece)[0] };
                     std::mem::swap(partial, &mut scratch.state);
@@ -89,8 +105,8 @@ impl CpuBackend {
                 }
             }
         });
-        if batch.is_split {
-            merge_units(batch, shapes, kernels, &mut buffers.partials, out);
+        if work.is_split {
+            merge_units(batch, work, shapes, kernels, &mut buffers.partials, out);
         }
     }
 }
@@ -133,7 +149,7 @@ unsafe fn attend_unit(
     shapes: Shapes,
     batch: &Batch<'_>,
     layer: usize,
-    unit: &Unit,
+    (unit, window): (&Unit, Option<usize>),
     pages: SharedPages<'_>,
     scratch: &mut AttentionScratch,
 ) {
@@ -142,9 +158,12 @@ unsafe fn attend_unit(
     let last = tile.position + tile.rows.len() - 1;
     for chunk in unit.chunks.clone() {
         let first = chunk * CHUNK_TOKENS;
+        scratch.from.clear();
         scratch.visible.clear();
         for position in tile.position..=last {
+            let from = first_key(position, window).saturating_sub(first) as u32;
             let visible = (position + 1 - first).min(CHUNK_TOKENS) as u32;
+            scratch.from.extend(std::iter::repeat_n(from, shapes.group));
             scratch.visible.extend(std::iter::repeat_n(visible, shapes.group));
         }
         let mut tiles = [std::ptr::null(); CHUNK_TILES];
@@ -157,6 +176,7 @@ unsafe fn attend_unit(
         let mut job = Chunk {
             dim: shapes.head_dim,
             queries: &scratch.queries,
+            from: &scratch.from,
             visible: &scratch.visible,
             tiles,
             scores: &mut scratch.scores,
@@ -201,17 +221,19 @@ unsafe fn finish(
 /// Merges single chunks, ascending, as a unit of all chunks would have.
 fn merge_units(
     batch: &Batch<'_>,
+    work: &Work,
     shapes: Shapes,
     kernels: &Kernels,
     partials: &mut [Partial],
     out: Parts<'_, f32>,
 ) {
     let mut first = 0;
-    while first < batch.units.len() {
-        let unit = &batch.units[first];
+    while first < work.units.len() {
+        let unit = &work.units[first];
         let tile = &batch.tiles[unit.tile];
         let rows = tile.rows.len() * shapes.group;
-        let (state, later) = partials[first..first + tile.chunks].split_at_mut(1);
+        let chunks = tile.chunks(work.window).len();
+        let (state, later) = partials[first..first + chunks].split_at_mut(1);
         for later in later {
             let state = &mut state[0];
             // SAFETY: the kernels exist on this processor.
@@ -219,6 +241,6 @@ fn merge_units(
         }
         // SAFETY: the stage is over and this is the only thread.
         unsafe { finish(shapes, tile, unit.head, &state[0], out) };
-        first += tile.chunks;
+        first += chunks;
     }
 }

@@ -15,6 +15,7 @@ const MANY_PIECES: usize = 8;
 const MANY_ROWS: usize = 16;
 
 /// A whole product.
+#[derive(Clone, Copy)]
 pub(super) struct Product<'a> {
     pub(super) weights: &'a PackedMatrix,
     pub(super) input: Input<'a>,
@@ -79,20 +80,50 @@ pub(super) fn quantize(
     });
 }
 
+/// `out[rows][K] += rms_norm(x)`, `weight[K]`.
+pub(super) fn add_normalized(
+    pool: &mut Pool,
+    kernels: &Kernels,
+    x: Parts<'_, f32>,
+    (weight, eps): (&[f32], f32),
+    out: Parts<'_, f32>,
+    rows: usize,
+) {
+    let (width, threads) = (weight.len(), pool.threads());
+    pool.run(&|thread| {
+        for row in share(rows, threads, thread) {
+            // SAFETY: each row belongs to one thread, and `x` is only read.
+            unsafe {
+                let x = x.of(row * width..(row + 1) * width);
+                let out = out.of_mut(row * width..(row + 1) * width);
+                (kernels.add_norm)(&mut Norm { x, weight, eps, out });
+            }
+        }
+    });
+}
+
 /// `out = input · weightsᵀ`, panels shared out to the threads.
 pub(super) fn multiply(pool: &mut Pool, kernels: &Kernels, product: &Product<'_>) {
-    let panels = product.weights.panels();
+    multiply_all(pool, kernels, std::slice::from_ref(product));
+}
+
+/// Products of matrices of one shape, whose outputs do not overlap, in one stage.
+pub(super) fn multiply_all(pool: &mut Pool, kernels: &Kernels, products: &[Product<'_>]) {
+    let Some(first) = products.first() else { return };
+    let panels = first.weights.panels();
     let threads = pool.threads();
-    let per_thread = if product.rows < MANY_ROWS { FEW_PIECES } else { MANY_PIECES };
+    let per_thread = if first.rows < MANY_ROWS { FEW_PIECES } else { MANY_PIECES };
     let piece = if threads == 1 { panels } else { panels.div_ceil(threads * per_thread) };
-    let pieces = Pieces::new(panels, piece);
+    let cuts = panels.div_ceil(piece);
+    let pieces = Pieces::new(products.len() * cuts, 1);
     pool.run(&|_thread| {
-        while let Some(panels) = pieces.take() {
+        while let Some(taken) = pieces.take() {
+            let (product, start) = (&products[taken.start / cuts], taken.start % cuts * piece);
             let job = Matmul {
                 weights: product.weights,
                 input: product.input,
                 rows: product.rows,
-                panels,
+                panels: start..(start + piece).min(panels),
                 out: product.out,
                 stride: product.stride,
                 column: product.column,

@@ -1,5 +1,7 @@
 //! One chunk of keys, with poison in every slot that nobody may see.
 
+use std::ops::Range;
+
 use super::{Random, bits, kernels};
 use crate::kernels::attention::{CHUNK_TILES, CHUNK_TOKENS, Chunk, Partial, TILE_TOKENS};
 use crate::kernels::dispatch::{Kernels, Merge};
@@ -14,10 +16,10 @@ struct Keys {
 }
 
 impl Keys {
-    /// The first `filled` tokens are random, the others NaN.
-    fn new(dim: usize, filled: usize, random: &mut Random) -> Self {
+    /// The tokens `filled` are random, the others NaN.
+    fn new(dim: usize, filled: Range<usize>, random: &mut Random) -> Self {
         let mut number = |i: usize| {
-            let x = if i / dim < filled { random.number() } else { f32::NAN };
+            let x = if filled.contains(&(i / dim)) { random.number() } else { f32::NAN };
             bf16_widen(bf16_round(x))
         };
         let k: Vec<f32> = (0..CHUNK_TOKENS * dim).map(&mut number).collect();
@@ -42,13 +44,14 @@ impl Keys {
         Self { dim, tiles, k, v }
     }
 
-    fn attend(&self, kernels: &Kernels, queries: &[f32], visible: &[u32]) -> Partial {
+    fn attend(&self, kernels: &Kernels, queries: &[f32], from: &[u32], visible: &[u32]) -> Partial {
         let rows = visible.len();
         let mut out = Partial::new(rows, self.dim);
         let mut scores = vec![f32::NAN; rows * CHUNK_TOKENS];
         let mut chunk = Chunk {
             dim: self.dim,
             queries,
+            from,
             visible,
             tiles: std::array::from_fn(|t| self.tiles[t].as_ptr().cast()),
             scores: &mut scores,
@@ -60,16 +63,17 @@ impl Keys {
     }
 
     /// `(max, sum, values)` in f64.
-    fn reference(&self, query: &[f32], visible: usize) -> (f64, f64, Vec<f64>) {
+    fn reference(&self, query: &[f32], visible: Range<usize>) -> (f64, f64, Vec<f64>) {
         let dot = |t: usize| -> f64 {
             let k = &self.k[t * self.dim..][..self.dim];
             k.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum()
         };
-        let scores: Vec<f64> = (0..visible).map(dot).collect();
+        let scores: Vec<f64> = visible.clone().map(dot).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|s| libm::exp2(s - max)).collect();
         let value = |d: usize| -> f64 {
-            weights.iter().enumerate().map(|(t, w)| w * f64::from(self.v[t * self.dim + d])).sum()
+            let values = visible.clone().map(|t| f64::from(self.v[t * self.dim + d]));
+            weights.iter().zip(values).map(|(w, v)| w * v).sum()
         };
         (max, weights.iter().sum(), (0..self.dim).map(value).collect())
     }
@@ -81,30 +85,43 @@ fn all_agree_and_are_close_to_f64() {
     for dim in [16, 48, 64, 80, 128] {
         for rows in [1, 2, 3, 4, 5, 6, 8, 9, 12, 14] {
             let most = 1 + random.below(CHUNK_TOKENS);
-            let keys = Keys::new(dim, most, &mut random);
             let visible: Vec<u32> =
                 (0..rows).map(|_| most.saturating_sub(random.below(5)).max(1) as u32).collect();
-            let queries: Vec<f32> = random.numbers(rows * dim).iter().map(|q| q * 0.3).collect();
-            let want = keys.attend(&kernels().next().unwrap(), &queries, &visible);
-            for (row, query) in queries.chunks_exact(dim).enumerate() {
-                let (max, sum, values) = keys.reference(query, visible[row] as usize);
-                assert!((f64::from(want.max[row]) - max).abs() < 1e-4);
-                assert!((f64::from(want.sum[row]) / sum - 1.0).abs() < 1e-4);
-                for (got, want) in want.values[row * dim..].iter().zip(values) {
-                    assert!((f64::from(*got) - want).abs() < 1e-3 * sum, "{got} {want}");
-                }
+            // Without a window, and with one that begins anywhere and may be narrow.
+            let least = *visible.iter().min().unwrap() as usize;
+            for first in [0, random.below(least), least - 1] {
+                let from: Vec<u32> = (visible.iter())
+                    .map(|end| (first + first.min(random.below(7))).min(*end as usize - 1) as u32)
+                    .collect();
+                let keys = Keys::new(dim, first..most, &mut random);
+                let queries: Vec<f32> =
+                    random.numbers(rows * dim).iter().map(|q| q * 0.3).collect();
+                agree(&keys, &queries, &from, &visible);
             }
-            for kernels in kernels() {
-                let got = keys.attend(&kernels, &queries, &visible);
-                assert_eq!(bits(&got.values), bits(&want.values), "{dim} {rows}");
-                assert_eq!(bits(&got.sum), bits(&want.sum));
-                assert_eq!(bits(&got.max), bits(&want.max));
-                for row in 0..rows {
-                    let query = &queries[row * dim..(row + 1) * dim];
-                    let alone = keys.attend(&kernels, query, &visible[row..=row]);
-                    assert_eq!(bits(&alone.values), bits(&want.values[row * dim..][..dim]));
-                }
-            }
+        }
+    }
+}
+
+fn agree(keys: &Keys, queries: &[f32], from: &[u32], visible: &[u32]) {
+    let dim = keys.dim;
+    let want = keys.attend(&kernels().next().unwrap(), queries, from, visible);
+    for (row, query) in queries.chunks_exact(dim).enumerate() {
+        let seen = from[row] as usize..visible[row] as usize;
+        let (max, sum, values) = keys.reference(query, seen);
+        assert!((f64::from(want.max[row]) - max).abs() < 1e-4);
+        assert!((f64::from(want.sum[row]) / sum - 1.0).abs() < 1e-4);
+        for (got, want) in want.values[row * dim..].iter().zip(values) {
+            assert!((f64::from(*got) - want).abs() < 1e-3 * sum, "{got} {want}");
+        }
+    }
+    for kernels in kernels() {
+        let got = keys.attend(&kernels, queries, from, visible);
+        assert_eq!(bits(&got.values), bits(&want.values), "{dim} {}", visible.len());
+        assert_eq!(bits(&got.sum), bits(&want.sum));
+        assert_eq!(bits(&got.max), bits(&want.max));
+        for (row, query) in queries.chunks_exact(dim).enumerate() {
+            let alone = keys.attend(&kernels, query, &from[row..=row], &visible[row..=row]);
+            assert_eq!(bits(&alone.values), bits(&want.values[row * dim..][..dim]));
         }
     }
 }

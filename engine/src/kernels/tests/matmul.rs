@@ -1,6 +1,7 @@
 //! Products of every format.
 
 use baton_model_files::{RowOrder, TensorDtype, TensorView};
+use baton_types::Activation;
 use half::f16;
 
 use super::{Random, bits, kernels};
@@ -27,6 +28,14 @@ const FORMATS: [(TensorDtype, &[(usize, f32)]); 14] = [
     (TensorDtype::F16, &[]),
     (TensorDtype::Bf16, &[]),
     (TensorDtype::F32, &[]),
+];
+const EPILOGUES: [Epilogue; 6] = [
+    Epilogue::Store,
+    Epilogue::Add,
+    Epilogue::Gate(Activation::Silu),
+    Epilogue::Gate(Activation::GeluTanh),
+    Epilogue::GateOnto(Activation::Silu),
+    Epilogue::GateOnto(Activation::GeluTanh),
 ];
 const ROWS: usize = 40;
 const K: usize = 96;
@@ -96,9 +105,6 @@ fn product(
     unsafe { (kernels.matmul)(&job) };
     out
 }
-
-const EPILOGUES: [Epilogue; 4] =
-    [Epilogue::Store, Epilogue::Add, Epilogue::SiluMul, Epilogue::SiluMulOnto];
 
 #[test]
 fn all_instruction_sets_and_row_counts_agree() {
@@ -219,12 +225,12 @@ fn silu_in_one_product_or_in_two() {
         let (a, b) = (view(dtype, 32, k, &a), view(dtype, 32, k, &b));
         let x = random.numbers(k);
         let paired = PackedMatrix::pack_paired(&a, &b, 1).unwrap();
-        let want = product(&kernels, &paired, &x, Epilogue::SiluMul, 0.0);
+        let want = product(&kernels, &paired, &x, Epilogue::Gate(Activation::Silu), 0.0);
         let [a, b] = [a, b].map(|part| PackedMatrix::pack(&[part], 1).unwrap());
         let gate = product(&kernels, &a, &x, Epilogue::Store, 0.0);
         // `product` starts with one number everywhere: one gate at a time.
         for (column, gate) in gate.iter().enumerate() {
-            let got = product(&kernels, &b, &x, Epilogue::SiluMulOnto, *gate);
+            let got = product(&kernels, &b, &x, Epilogue::GateOnto(Activation::Silu), *gate);
             assert_eq!(got[column].to_bits(), want[column].to_bits(), "{dtype:?} {column}");
         }
     }

@@ -3,8 +3,11 @@
 use baton_types::{RopeScaling, RopeSpec};
 
 use super::{Random, bits, kernels};
-use crate::kernels::dispatch::{Norm, Rotate};
+use crate::kernels::dispatch::{Norm, NormHeads, Rotate};
+use crate::kernels::numerics;
 use crate::kernels::rope::RopeTable;
+use crate::simd::scalar::Scalar;
+use crate::simd::{LANES, Lanes};
 
 #[test]
 fn norm_agrees_and_is_right() {
@@ -26,6 +29,47 @@ fn norm_agrees_and_is_right() {
         }
         assert!(results.iter().all(|r| *r == results[0]));
     }
+}
+
+#[test]
+fn added_norms_and_norms_of_heads_are_the_norm() {
+    let mut random = Random(23);
+    for len in [16, 64, 576] {
+        let (x, weight) = (random.numbers(3 * len), random.numbers(len));
+        for kernels in kernels() {
+            let (mut heads, eps) = (x.clone(), 1e-6);
+            let mut job = NormHeads { heads: &mut heads, weight: &weight, eps };
+            // SAFETY: the instructions are available.
+            unsafe { (kernels.norm_heads)(&mut job) };
+            for (x, got) in x.chunks_exact(len).zip(heads.chunks_exact(len)) {
+                let mut want = vec![0.0; len];
+                // SAFETY: the instructions are available.
+                unsafe { (kernels.norm)(&mut Norm { x, weight: &weight, eps, out: &mut want }) };
+                assert_eq!(bits(got), bits(&want));
+                let mut sum = vec![0.25; len];
+                // SAFETY: the instructions are available.
+                unsafe { (kernels.add_norm)(&mut Norm { x, weight: &weight, eps, out: &mut sum }) };
+                let want: Vec<f32> = want.iter().map(|x| 0.25 + x).collect();
+                assert_eq!(bits(&sum), bits(&want));
+            }
+        }
+    }
+}
+
+#[test]
+fn gelu_is_close_to_f64() {
+    let mut worst = 0.0f64;
+    for i in -1000..1000 {
+        let gate = [i as f32 * 0.01; LANES];
+        // SAFETY: scalar needs no instructions.
+        let l = unsafe { Scalar::new() };
+        let mut out = [0.0; LANES];
+        l.store(numerics::gelu_mul(l, l.load(&gate), l.splat(2.0)), &mut out);
+        let x = f64::from(gate[0]);
+        let y = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+        worst = worst.max((f64::from(out[0]) - x * (1.0 + libm::tanh(y))).abs());
+    }
+    assert!(worst < 3e-6, "off by {worst}");
 }
 
 #[test]
