@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let config = CpuConfig { threads, isa, ..CpuConfig::default() };
     let mut backend = CpuBackend::new(&model, config)?;
-    let report = measure(&mut backend, &plan)?;
+    let report = measure(&mut backend, &plan, threads)?;
     for speed in report.prefill {
         println!("prefill {}: {:.0} t/s", speed.tokens, speed.tokens_per_s);
     }

@@ -55,6 +55,26 @@ impl LayerSink for NoSink {
     fn layer_done(&mut self, _layer: usize, _kv: &dyn KvRead) {}
 }
 
+/// What one step asked of the hardware, counted while it ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepCost {
+    /// Of matrix products and attention; a multiplication and an addition are two.
+    pub flops: u64,
+    /// Weights, each once, in the form in which they lie in memory.
+    pub weight_bytes: u64,
+    /// K and V that attention reads, of each sequence once in each layer:
+    /// `layers * KV heads * tokens * head size * 2 * bytes of an element`.
+    pub kv_bytes: u64,
+}
+
+impl std::ops::AddAssign for StepCost {
+    fn add_assign(&mut self, other: Self) {
+        self.flops += other.flops;
+        self.weight_bytes += other.weight_bytes;
+        self.kv_bytes += other.kv_bytes;
+    }
+}
+
 /// Failures of a backend. The step that met one has produced nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
@@ -102,6 +122,9 @@ pub trait Backend: Send {
         spans: &[Span<'_>],
         sink: &mut dyn LayerSink,
     ) -> Result<&[f32], BackendError>;
+
+    /// What the last step asked of the hardware.
+    fn last_cost(&self) -> StepCost;
 
     /// Places K and V that another node computed; `payload` as `KvRead::read_kv` yields it.
     ///

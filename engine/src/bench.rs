@@ -6,7 +6,8 @@ use std::time::Instant;
 use baton_types::{BlockId, TokenId};
 use serde::Serialize;
 
-use crate::backend::{Backend, BackendError, LogitRows, NoSink, Span};
+use crate::backend::{Backend, BackendError, LogitRows, NoSink, Span, StepCost};
+use crate::limits::{MachineLimits, measure_limits};
 
 /// Tokens that each sequence decodes in one measurement.
 const DECODED_TOKENS: usize = 32;
@@ -24,17 +25,20 @@ pub struct BenchPlan {
     pub repeats: usize,
 }
 
-/// Tokens per second of each case.
+/// Speed of each case, and what the machine can do at most.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BenchReport {
     pub prefill: Vec<PrefillSpeed>,
     pub decode: Vec<DecodeSpeed>,
+    pub limits: Limits,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PrefillSpeed {
     pub tokens: usize,
     pub tokens_per_s: f64,
+    #[serde(flatten)]
+    pub work: Work,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -43,6 +47,35 @@ pub struct DecodeSpeed {
     pub context: usize,
     /// Of all sequences together.
     pub tokens_per_s: f64,
+    #[serde(flatten)]
+    pub work: Work,
+}
+
+/// What a case made the machine do, as the engine counted it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Work {
+    /// Operations in a second; a multiplication and an addition are two.
+    pub flops_per_s: f64,
+    /// Bytes of weights and KV in a second.
+    pub bytes_per_s: f64,
+}
+
+/// Ceilings, measured in the same run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Limits {
+    /// A plain streaming read of as many bytes as the weights that one token needs.
+    pub read_bytes_per_s: f64,
+    /// Dots of bytes; AVX-512 only.
+    pub dot_ops_per_s: Option<f64>,
+}
+
+impl Work {
+    fn over(cost: StepCost, seconds: f64) -> Self {
+        Self {
+            flops_per_s: cost.flops as f64 / seconds,
+            bytes_per_s: (cost.weight_bytes + cost.kv_bytes) as f64 / seconds,
+        }
+    }
 }
 
 /// Why a case could not be measured.
@@ -56,6 +89,8 @@ pub enum BenchError {
     Overflow,
     #[error(transparent)]
     Backend(#[from] BackendError),
+    #[error("the machine's limits cannot be measured: {0}")]
+    Limits(#[from] std::io::Error),
 }
 
 impl BenchPlan {
@@ -86,18 +121,24 @@ impl BenchPlan {
 ///
 /// # Errors
 /// When a case does not fit the backend, or the backend fails.
-pub fn measure(backend: &mut dyn Backend, plan: &BenchPlan) -> Result<BenchReport, BenchError> {
+pub fn measure(
+    backend: &mut dyn Backend,
+    plan: &BenchPlan,
+    threads: usize,
+) -> Result<BenchReport, BenchError> {
     check(backend, plan)?;
-    let mut report = BenchReport { prefill: Vec::new(), decode: Vec::new() };
+    let limits = limits(backend, threads)?;
+    let mut report = BenchReport { prefill: Vec::new(), decode: Vec::new(), limits };
     for &tokens in &plan.prefill_tokens {
         let blocks = blocks_of(backend, 0, tokens);
-        prefill(backend, tokens, &blocks)?;
+        let cost = prefill(backend, tokens, &blocks)?;
         let seconds = median(plan.repeats, || {
             let start = Instant::now();
             prefill(backend, tokens, &blocks)?;
             Ok(start.elapsed().as_secs_f64())
         })?;
-        report.prefill.push(PrefillSpeed { tokens, tokens_per_s: tokens as f64 / seconds });
+        let (tokens_per_s, work) = (tokens as f64 / seconds, Work::over(cost, seconds));
+        report.prefill.push(PrefillSpeed { tokens, tokens_per_s, work });
     }
     let context = plan.context_tokens;
     for &batch in &plan.batches {
@@ -106,14 +147,15 @@ pub fn measure(backend: &mut dyn Backend, plan: &BenchPlan) -> Result<BenchRepor
         for blocks in &blocks {
             prefill(backend, context, blocks)?;
         }
-        decode(backend, context, &blocks)?;
+        let cost = decode(backend, context, &blocks)?;
         let seconds = median(plan.repeats, || {
             let start = Instant::now();
             decode(backend, context, &blocks)?;
             Ok(start.elapsed().as_secs_f64())
         })?;
         let tokens_per_s = (batch * DECODED_TOKENS) as f64 / seconds;
-        report.decode.push(DecodeSpeed { batch, context, tokens_per_s });
+        let work = Work::over(cost, seconds);
+        report.decode.push(DecodeSpeed { batch, context, tokens_per_s, work });
     }
     Ok(report)
 }
@@ -143,7 +185,8 @@ fn prefill(
     backend: &mut dyn Backend,
     tokens: usize,
     blocks: &[BlockId],
-) -> Result<(), BackendError> {
+) -> Result<StepCost, BackendError> {
+    let mut cost = StepCost::default();
     let prompt: Vec<TokenId> = (0..tokens).map(|i| token(backend, i)).collect();
     let mut first = 0;
     while first < tokens {
@@ -151,9 +194,10 @@ fn prefill(
         let logits = if end == tokens { LogitRows::Last } else { LogitRows::None };
         let tokens = &prompt[first..end];
         backend.step(&[Span { tokens, first_position: first, blocks, logits }], &mut NoSink)?;
+        cost += backend.last_cost();
         first = end;
     }
-    Ok(())
+    Ok(cost)
 }
 
 /// Decodes `DECODED_TOKENS` tokens of all sequences, each after `context` tokens.
@@ -161,7 +205,8 @@ fn decode(
     backend: &mut dyn Backend,
     context: usize,
     blocks: &[Vec<BlockId>],
-) -> Result<(), BackendError> {
+) -> Result<StepCost, BackendError> {
+    let mut cost = StepCost::default();
     for i in 0..DECODED_TOKENS {
         let next: Vec<[TokenId; 1]> =
             (0..blocks.len()).map(|sequence| [token(backend, i * 31 + sequence)]).collect();
@@ -176,8 +221,18 @@ fn decode(
             })
             .collect();
         backend.step(&spans, &mut NoSink)?;
+        cost += backend.last_cost();
     }
-    Ok(())
+    Ok(cost)
+}
+
+/// Ceilings for reads of as many bytes as one token's weights have.
+fn limits(backend: &mut dyn Backend, threads: usize) -> Result<Limits, BenchError> {
+    let blocks = blocks_of(backend, 0, 1);
+    prefill(backend, 1, &blocks)?;
+    let bytes = backend.last_cost().weight_bytes as usize;
+    let MachineLimits { read_bytes_per_s, dot_ops_per_s } = measure_limits(threads, bytes)?;
+    Ok(Limits { read_bytes_per_s, dot_ops_per_s })
 }
 
 /// Pages of sequence `index`, when all take `tokens` tokens.

@@ -11,7 +11,7 @@ use baton_types::{BlockId, KvDtype, KvLayout, ModelSpec, NumericsVersion};
 
 pub use config::{CpuConfig, CpuError};
 
-use crate::backend::{Backend, BackendError, KvRead, KvSpan, LayerSink, Span};
+use crate::backend::{Backend, BackendError, KvRead, KvSpan, LayerSink, Span, StepCost};
 use crate::kernels::dispatch::Kernels;
 use crate::kernels::rope::RopeTables;
 use crate::pool::Pool;
@@ -34,6 +34,7 @@ pub struct CpuBackend {
     pool: Pool,
     pages: Pages,
     buffers: Buffers,
+    cost: StepCost,
     numerics: NumericsVersion,
     max_step_tokens: usize,
     max_logit_rows: usize,
@@ -63,6 +64,7 @@ impl CpuBackend {
             pool: Pool::new(config.threads, config.spin).map_err(CpuError::Threads)?,
             pages: Pages::new(layout, config.kv_blocks).map_err(CpuError::Memory)?,
             buffers: Buffers::new(spec, &weights, &config).map_err(CpuError::Memory)?,
+            cost: StepCost::default(),
             numerics: NumericsVersion(NUMERICS.to_owned()),
             max_step_tokens: config.max_step_tokens,
             max_logit_rows: config.max_logit_rows,
@@ -126,7 +128,12 @@ impl Backend for CpuBackend {
         let batch = Batch::plan(spans, self.model.spec(), &self.pages, self.pool.threads());
         assert!(batch.rows.len() <= self.max_step_tokens, "step exceeds max_step_tokens");
         assert!(batch.logit_rows.len() <= self.max_logit_rows, "step exceeds max_logit_rows");
+        self.cost = StepCost::default();
         Ok(self.forward(&batch, sink))
+    }
+
+    fn last_cost(&self) -> StepCost {
+        self.cost
     }
 
     fn write_kv(&mut self, span: &KvSpan<'_>, payload: &[u8]) -> Result<(), BackendError> {

@@ -9,6 +9,7 @@
 #![allow(clippy::needless_range_loop)]
 
 pub(crate) mod attention;
+pub(crate) mod burn;
 pub(crate) mod dispatch;
 pub(crate) mod experts;
 pub(crate) mod matmul;

@@ -8,6 +8,7 @@ pub mod core;
 pub mod cpu;
 pub mod eval;
 pub mod kernels;
+pub mod limits;
 mod memory;
 pub mod planner;
 mod pool;

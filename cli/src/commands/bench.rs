@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_engine::bench::{BenchPlan, BenchReport, measure};
+use baton_engine::bench::{BenchPlan, BenchReport, Limits, Work, measure};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
 use baton_model_files::ModelFile;
 use indicatif::ProgressBar;
@@ -15,7 +15,8 @@ pub enum Command {
     Engine(Flags),
 }
 
-/// Tokens per second of prefill and decode, without sampling, scheduler or network.
+/// Tokens per second of prefill and decode, without sampling, scheduler or network, and how near
+/// that comes to what the machine can do at most, measured in the same run.
 ///
 /// Example: baton bench engine --model models/SmolLM2-135M-Instruct.Q4_1.gguf --threads 2
 /// --prefill 512,2048 --batch 1,8,32 --context 128 --json
@@ -53,15 +54,22 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         return print::json(&report);
     }
     for case in &report.prefill {
-        print::line(&format!("prefill {:>5} tokens  {:>9.1} t/s", case.tokens, case.tokens_per_s))?;
+        let name = format!("prefill {:>5} tokens", case.tokens);
+        print::line(&line(&name, case.tokens_per_s, case.work, report.limits))?;
     }
     for case in &report.decode {
-        print::line(&format!(
-            "decode  batch {:>3} at {:>5}  {:>9.1} t/s",
-            case.batch, case.context, case.tokens_per_s
-        ))?;
+        let name = format!("decode  batch {:>3} at {:>5}", case.batch, case.context);
+        print::line(&line(&name, case.tokens_per_s, case.work, report.limits))?;
     }
     Ok(())
+}
+
+/// One case beside the machine's limits.
+fn line(name: &str, tokens_per_s: f64, work: Work, limits: Limits) -> String {
+    let read = 100.0 * work.bytes_per_s / limits.read_bytes_per_s;
+    let dots = limits.dot_ops_per_s.map(|most| 100.0 * work.flops_per_s / most);
+    let dots = dots.map_or_else(String::new, |dots| format!(", {dots:.0} % of its dots"));
+    format!("{name:<24} {tokens_per_s:>9.1} t/s  {read:.0} % of the machine's reads{dots}")
 }
 
 fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchReport> {
@@ -84,7 +92,8 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchR
     };
     let mut backend = CpuBackend::new(&file, config)?;
     progress.set_message("measuring");
-    let report = measure(&mut backend, &plan)?;
+    let threads = backend.threads();
+    let report = measure(&mut backend, &plan, threads)?;
     progress.finish_and_clear();
     Ok(report)
 }

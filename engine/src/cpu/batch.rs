@@ -59,6 +59,10 @@ pub(super) struct Work {
     pub(super) is_split: bool,
     /// Tokens of the sliding window.
     pub(super) window: Option<usize>,
+    /// Keys that the rows see, one by one.
+    pub(super) keys_seen: usize,
+    /// Keys that the spans see, each once.
+    pub(super) keys_read: usize,
 }
 
 /// One step.
@@ -174,7 +178,12 @@ impl<'a> Batch<'a> {
         if !is_split {
             units.sort_by_key(|unit| std::cmp::Reverse(unit.chunks.len()));
         }
-        Work { units, is_split, window }
+        let seen = |row: &Row| row.position + 1 - first_key(row.position, window);
+        let spans = self.rows.chunk_by(|a, b| a.span == b.span);
+        let read = spans
+            .map(|rows| rows[rows.len() - 1].position + 1 - first_key(rows[0].position, window));
+        let (keys_seen, keys_read) = (self.rows.iter().map(seen).sum(), read.sum());
+        Work { units, is_split, window, keys_seen, keys_read }
     }
 }
 

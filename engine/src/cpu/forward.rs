@@ -52,7 +52,7 @@ impl CpuBackend {
 
     /// `qkv = norm(residual) · Wqkvᵀ`
     fn project_qkv(&mut self, batch: &Batch<'_>, layer: usize) {
-        let Self { model, weights, kernels, pool, buffers, .. } = self;
+        let Self { model, weights, kernels, pool, cost, buffers, .. } = self;
         let spec = model.spec();
         let weights = &weights.layers[layer];
         let rows = batch.rows.len();
@@ -73,6 +73,7 @@ impl CpuBackend {
             multiply(
                 pool,
                 kernels,
+                cost,
                 &Product {
                     weights: &projection.matrix,
                     input: Input { floats: normed, quants },
@@ -88,7 +89,7 @@ impl CpuBackend {
 
     /// `residual += attended · Woᵀ`, the product normalised first where the family does so.
     fn project_attended(&mut self, batch: &Batch<'_>, layer: usize) {
-        let Self { model, weights, kernels, pool, buffers, .. } = self;
+        let Self { model, weights, kernels, pool, cost, buffers, .. } = self;
         let spec = model.spec();
         let post_norm = weights.layers[layer].post_attn_norm.as_deref();
         let weights = &weights.layers[layer].attn_out;
@@ -101,7 +102,7 @@ impl CpuBackend {
         let input = Input { floats: attended, quants };
         let stride = spec.hidden;
         let product = Product { weights, input, rows, out, stride, column: 0, epilogue };
-        multiply(pool, kernels, &product);
+        multiply(pool, kernels, cost, &product);
         if let Some(weight) = post_norm {
             add_normalized(pool, kernels, normed, (weight, spec.norm_eps), residual, rows);
         }
@@ -141,7 +142,7 @@ impl CpuBackend {
     /// `residual += (act(x · Wgateᵀ) * (x · Wupᵀ)) · Wdownᵀ` with `x = normed`; the sum's second
     /// half ends in `normed` where a norm follows.
     fn dense_ffn(&mut self, batch: &Batch<'_>, layer: usize) {
-        let Self { model, weights, kernels, pool, buffers, .. } = self;
+        let Self { model, weights, kernels, pool, cost, buffers, .. } = self;
         let (spec, rows) = (model.spec(), batch.rows.len());
         let post_norm = weights.layers[layer].post_ffn_norm.as_deref();
         let FeedForward::Dense(mlp) = &weights.layers[layer].ffn else {
@@ -154,7 +155,7 @@ impl CpuBackend {
         for (weights, epilogue) in mlp.gate_up.products(spec.features.activation) {
             let stride = spec.ffn;
             let product = Product { weights, input, rows, out: gated, stride, column: 0, epilogue };
-            multiply(pool, kernels, &product);
+            multiply(pool, kernels, cost, &product);
         }
         let quants = buffers.quants.view(rows, spec.ffn);
         quantize(pool, kernels, gated, &mlp.down, rows, quants);
@@ -168,12 +169,12 @@ impl CpuBackend {
             column: 0,
             epilogue,
         };
-        multiply(pool, kernels, &down);
+        multiply(pool, kernels, cost, &down);
     }
 
     /// `logits = norm(residual) · Woutᵀ` for the rows that need them.
     fn compute_logits(&mut self, batch: &Batch<'_>) -> &[f32] {
-        let Self { model, weights, kernels, pool, buffers, .. } = self;
+        let Self { model, weights, kernels, pool, cost, buffers, .. } = self;
         let spec = model.spec();
         let rows = batch.logit_rows.len();
         if rows == 0 {
@@ -195,6 +196,7 @@ impl CpuBackend {
         multiply(
             pool,
             kernels,
+            cost,
             &Product {
                 weights: &weights.output,
                 input: Input { floats: normed, quants },

@@ -1,6 +1,7 @@
 //! All kernels of one instruction set, chosen once at start.
 
 use super::attention::{self, Chunk, Partial};
+use super::burn;
 use super::matmul::{self, Matmul};
 use super::norm;
 use super::quantize::{self, QuantView};
@@ -53,6 +54,8 @@ pub(crate) struct Kernels {
     pub(crate) rotate: unsafe fn(&mut Rotate<'_>),
     pub(crate) attend: unsafe fn(&mut Chunk<'_>),
     pub(crate) merge: unsafe fn(&mut Merge<'_>),
+    /// Rounds of nothing but dots.
+    pub(crate) burn: unsafe fn(usize) -> i32,
 }
 
 impl Kernels {
@@ -99,6 +102,7 @@ macro_rules! instantiate {
                 rotate,
                 attend,
                 merge,
+                burn,
             };
 
             $(#[target_feature(enable = $features)])?
@@ -150,6 +154,12 @@ macro_rules! instantiate {
                 // SAFETY: see the macro.
                 let l = unsafe { <$lanes>::new() };
                 attention::merge(l, job.state, job.later, job.rows, job.dim);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn burn(rounds: usize) -> i32 {
+                // SAFETY: see the macro.
+                burn::burn(unsafe { <$lanes>::new() }, rounds)
             }
         }
     };

@@ -72,6 +72,11 @@ impl PackedMatrix {
         self.panels
     }
 
+    /// Bytes of all panels.
+    pub(crate) fn bytes(&self) -> usize {
+        self.panels * self.panel_bytes
+    }
+
     /// Bytes of one panel, aligned to 64.
     #[inline(always)]
     pub(crate) fn panel(&self, panel: usize) -> &[u8] {

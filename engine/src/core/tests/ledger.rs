@@ -6,7 +6,7 @@ use baton_types::{
     RopeScaling, RopeSpec,
 };
 
-use crate::backend::{Backend, BackendError, KvRead, KvSpan, LayerSink, LogitRows, Span};
+use crate::backend::{Backend, BackendError, KvRead, KvSpan, LayerSink, LogitRows, Span, StepCost};
 
 pub const VOCAB: usize = 97;
 const LAYERS: usize = 2;
@@ -128,6 +128,10 @@ impl Backend for Ledger {
 
     fn max_logit_rows(&self) -> usize {
         16
+    }
+
+    fn last_cost(&self) -> StepCost {
+        StepCost::default()
     }
 
     fn step(

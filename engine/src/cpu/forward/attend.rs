@@ -70,9 +70,12 @@ impl CpuBackend {
 
     /// `attended[row] = softmax(q · Kᵀ) · V` for each head, over the pages of the row's span.
     pub(super) fn attend(&mut self, batch: &Batch<'_>, layer: usize) {
-        let Self { model, weights, kernels, pool, pages, buffers, .. } = self;
+        let Self { model, weights, kernels, pool, pages, cost, buffers, .. } = self;
         let shapes = shapes(model.spec(), weights.layers[layer].columns.stride);
         let work = batch.attention(model.spec().window(layer).is_some());
+        // A product with K and one with V, of two operations each.
+        cost.flops += (4 * work.keys_seen * shapes.out_stride) as u64;
+        cost.kv_bytes += (work.keys_read * pages.layout().token_layer_bytes()) as u64;
         if work.is_split {
             let rows = TILE_ROWS.max(shapes.group);
             while buffers.partials.len() < work.units.len() {

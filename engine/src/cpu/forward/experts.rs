@@ -21,7 +21,7 @@ impl CpuBackend {
     /// the sum ends in `normed` where a norm follows.
     pub(super) fn mix_experts(&mut self, batch: &Batch<'_>, layer: usize) {
         self.route(batch, layer);
-        let Self { model, weights, kernels, pool, buffers, .. } = self;
+        let Self { model, weights, kernels, pool, cost, buffers, .. } = self;
         let (spec, rows) = (model.spec(), batch.rows.len());
         let post_norm = weights.layers[layer].post_ffn_norm.as_deref();
         let FeedForward::Experts { experts, .. } = &weights.layers[layer].ffn else {
@@ -43,7 +43,7 @@ impl CpuBackend {
                 let io = ExpertIo { from: slots, quants, out: gated, stride: spec.ffn };
                 Some(io.product(weights, range, epilogue))
             });
-            multiply_all(pool, kernels, &jobs.collect::<Vec<_>>());
+            multiply_all(pool, kernels, cost, &jobs.collect::<Vec<_>>());
         }
         let quants = QuantView { k: spec.ffn, ..quants };
         if let Some((first, _)) = routes.experts.first() {
@@ -53,7 +53,7 @@ impl CpuBackend {
             let io = ExpertIo { from: gated, quants, out: slots, stride: spec.hidden };
             io.product(&mlp.down, range, Epilogue::Store)
         });
-        multiply_all(pool, kernels, &jobs.collect::<Vec<_>>());
+        multiply_all(pool, kernels, cost, &jobs.collect::<Vec<_>>());
         let (out, epilogue) = branch_end(post_norm, residual, normed);
         let picks = &buffers.experts.picks;
         let used = slot_count / rows.max(1);
@@ -63,7 +63,7 @@ impl CpuBackend {
 
     /// Picks the experts of each row and lays out their slots.
     fn route(&mut self, batch: &Batch<'_>, layer: usize) {
-        let Self { model, weights, kernels, pool, buffers, .. } = self;
+        let Self { model, weights, kernels, pool, cost, buffers, .. } = self;
         let (spec, rows) = (model.spec(), batch.rows.len());
         let FeedForward::Experts { router, .. } = &weights.layers[layer].ffn else {
             unreachable!("`feed_forward` has looked")
@@ -82,7 +82,7 @@ impl CpuBackend {
             column: 0,
             epilogue: Epilogue::Store,
         };
-        multiply(pool, kernels, &product);
+        multiply(pool, kernels, cost, &product);
         let picks = Parts::new(&mut buffers.experts.picks);
         let threads = pool.threads();
         pool.run(&|thread| {

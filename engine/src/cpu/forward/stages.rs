@@ -1,11 +1,12 @@
 //! Stages that every layer is made of.
 
+use crate::backend::StepCost;
 use crate::kernels::dispatch::{Kernels, Norm};
 use crate::kernels::matmul::{Epilogue, Input, Matmul};
 use crate::kernels::quantize::QuantView;
 use crate::memory::Parts;
 use crate::pool::{Pieces, Pool, share};
-use crate::weights::PackedMatrix;
+use crate::weights::{PANEL_ROWS, PackedMatrix};
 
 /// Pieces into which a product's panels are cut for each thread: few when a piece takes
 /// microseconds, more when it takes long enough for threads to drift apart.
@@ -103,13 +104,28 @@ pub(super) fn add_normalized(
 }
 
 /// `out = input · weightsᵀ`, panels shared out to the threads.
-pub(super) fn multiply(pool: &mut Pool, kernels: &Kernels, product: &Product<'_>) {
-    multiply_all(pool, kernels, std::slice::from_ref(product));
+pub(super) fn multiply(
+    pool: &mut Pool,
+    kernels: &Kernels,
+    cost: &mut StepCost,
+    product: &Product<'_>,
+) {
+    multiply_all(pool, kernels, cost, std::slice::from_ref(product));
 }
 
 /// Products of matrices of one shape, whose outputs do not overlap, in one stage.
-pub(super) fn multiply_all(pool: &mut Pool, kernels: &Kernels, products: &[Product<'_>]) {
+pub(super) fn multiply_all(
+    pool: &mut Pool,
+    kernels: &Kernels,
+    cost: &mut StepCost,
+    products: &[Product<'_>],
+) {
     let Some(first) = products.first() else { return };
+    for product in products {
+        let rows = product.weights.panels() * PANEL_ROWS;
+        cost.flops += 2 * (product.rows * rows * product.weights.k()) as u64;
+        cost.weight_bytes += product.weights.bytes() as u64;
+    }
     let panels = first.weights.panels();
     let threads = pool.threads();
     let per_thread = if first.rows < MANY_ROWS { FEW_PIECES } else { MANY_PIECES };
