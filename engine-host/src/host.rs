@@ -84,6 +84,7 @@ impl EngineHost {
             artifacts_json: serde_json::to_vec(file.artifacts())?,
             spec_json: serde_json::to_vec(file.spec())?,
         };
+        file.forget_pages();
         let engine = Engine::new(
             Box::new(backend),
             model.fingerprint,

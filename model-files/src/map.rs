@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 use crate::ModelFileError;
 
@@ -30,6 +30,15 @@ impl FileBytes {
         // bytes are only ever read as plain integers, so a change of them breaks no invariant.
         let map = unsafe { Mmap::map(&file) }.map_err(open)?;
         Ok(Self::Mapped(map))
+    }
+
+    /// Lets the system take mapped pages out of this process; a later read brings them back.
+    #[allow(unsafe_code)]
+    pub(crate) fn forget_pages(&self) {
+        let Self::Mapped(map) = self else { return };
+        // SAFETY: the mapping is read-only and of a file, so that what is read after it is what
+        // was read before. It is advice: failure changes nothing.
+        let _refused = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
     }
 
     pub(crate) fn as_slice(&self) -> &[u8] {

@@ -110,6 +110,12 @@ impl ModelFile {
         }
     }
 
+    /// Once the weights are packed the file is hardly read any more: its pages need not stay in
+    /// this process's memory.
+    pub fn forget_pages(&self) {
+        self.inner.files.iter().for_each(FileBytes::forget_pages);
+    }
+
     fn from_gguf(bytes: FileBytes, name: &str) -> Result<Self, ModelFileError> {
         let parsed = gguf::Gguf::parse(bytes.as_slice(), name)?;
         let spec = gguf::read_spec(&parsed, &served_name(name))?;

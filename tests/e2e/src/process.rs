@@ -56,6 +56,18 @@ impl Process {
 
     /// # Panics
     /// Where the signal cannot be sent.
+    /// Memory of the process that is in RAM now.
+    ///
+    /// # Panics
+    /// Where it does not run.
+    pub fn resident_bytes(&self) -> usize {
+        let status = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(status).expect("the process runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        kib.and_then(|kib| kib.parse::<usize>().ok()).expect("VmRSS in kB") << 10
+    }
+
     pub fn signal(&self, signal: Signal) {
         let name = match signal {
             Signal::Terminate => "TERM",

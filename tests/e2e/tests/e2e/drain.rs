@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton_tests::cluster::{Cluster, Plan, Role};
 use baton_tests::load::{self, Running};
 use baton_tests::process::Signal;
-use baton_tests::{alone, wait};
+use baton_tests::{alone, paths, wait};
 
 const PLAN: Plan = Plan {
     etcd: 1,
@@ -15,6 +15,11 @@ const PLAN: Plan = Plan {
     router_config: "",
     node_config: "kv_pool_mib = 256",
 };
+
+const POOL_BYTES: usize = 256 << 20;
+
+/// Of a node, beside its weights and its KV pool.
+const OVERHEAD_BYTES: usize = 150 << 20;
 
 const ENDS_WITHIN: Duration = Duration::from_secs(40);
 
@@ -44,6 +49,12 @@ async fn nothing_is_lost_when_a_role_is_told_to_end() {
         let again = load::start(&cluster.clients(), &cases).finish().await;
         load::assert_equal(&again, &got, &format!("SIGTERM of a {role:?}"));
         cluster.idle(Duration::from_secs(3)).await;
+    }
+    let weights = std::fs::metadata(paths::model()).expect("the model is there").len() as usize;
+    for part in cluster.parts.iter().filter(|part| part.role != Role::Router) {
+        let resident = part.process.resident_bytes();
+        let most = weights + POOL_BYTES + OVERHEAD_BYTES;
+        assert!(resident <= most, "{} holds {resident} bytes", part.process.name());
     }
     cluster.assert_no_panics();
 }
