@@ -34,7 +34,7 @@ impl CpuBackend {
         let slot_count = routes.rows.len();
         let quants = buffers.quants.view(slot_count, spec.hidden);
         gather(pool, kernels, routes, normed, slots, quants);
-        // Every expert's part of the first product, then of the second, where gate and up are apart.
+        // Every part of the first product, then of the second where gate and up are apart.
         let parts = || routes.experts.iter().map(|(expert, slots)| (&experts[*expert], slots));
         for nth in 0..2 {
             let jobs = parts().filter_map(|(mlp, range)| {
