@@ -181,7 +181,10 @@ impl Client {
             let ClientError::Baton(mut baton) = error else { return Err(error) };
             if left == 0 || !baton.code.is_retryable() {
                 if baton.code == ErrorCode::Unavailable {
-                    baton.message = format!("{}: {}", self.endpoint, baton.message);
+                    baton.message = format!(
+                        "{}: {}; is this the router's gRPC address, and does it run?",
+                        self.endpoint, baton.message
+                    );
                 }
                 return Err(ClientError::Baton(baton));
             }

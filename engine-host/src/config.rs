@@ -105,7 +105,13 @@ impl NodeConfig {
                 self.grpc
             ));
         }
+        if !self.advertise.is_empty()
+            && let Err(error) = baton_runtime::grpc::endpoint(&self.advertise)
+        {
+            wrong.push(format!("advertise: {error}"));
+        }
         for (key, value) in [
+            ("lease_ttl_ms", self.lease_ttl_ms as usize),
             ("kv_pool_mib", self.kv_pool_mib),
             ("max_sequences", self.max_sequences),
             ("max_waiting", self.max_waiting),

@@ -27,6 +27,8 @@ pub enum HostError {
     Backend(#[from] CpuError),
     #[error("a KV pool of {pool_mib} MiB holds no block of {block_bytes} bytes; raise kv_pool_mib")]
     PoolTooSmall { pool_mib: usize, block_bytes: usize },
+    #[error("a KV pool of {pool_mib} MiB has more blocks than can be numbered; lower kv_pool_mib")]
+    PoolTooLarge { pool_mib: usize },
     #[error("the tokenizer's data cannot be written as JSON: {0}")]
     Artifacts(#[from] serde_json::Error),
     #[error("the engine's thread cannot start: {0}")]
@@ -85,6 +87,14 @@ impl EngineHost {
             spec_json: serde_json::to_vec(file.spec())?,
         };
         file.forget_pages();
+        let (held, context) =
+            (model.kv_blocks * config.block_tokens as usize, model.spec.context_tokens);
+        if held < context {
+            tracing::warn!(
+                "the KV pool holds {held} tokens, the model's context is {context}: longer \
+                 requests are refused; raise kv_pool_mib"
+            );
+        }
         let engine = Engine::new(
             Box::new(backend),
             model.fingerprint,
@@ -191,7 +201,11 @@ fn make_backend(file: &ModelFile, config: &NodeConfig) -> Result<(CpuBackend, St
         dtype: baton_types::KvDtype::Bf16,
     };
     let block_bytes = layout.block_bytes();
-    let kv_blocks = (config.kv_pool_mib << 20) / block_bytes;
+    let pool_bytes = config.kv_pool_mib.checked_mul(1 << 20);
+    let kv_blocks = pool_bytes.map_or(usize::MAX, |bytes| bytes / block_bytes);
+    if u32::try_from(kv_blocks).is_err() {
+        return Err(HostError::PoolTooLarge { pool_mib: config.kv_pool_mib });
+    }
     if kv_blocks == 0 {
         return Err(HostError::PoolTooSmall { pool_mib: config.kv_pool_mib, block_bytes });
     }

@@ -82,6 +82,7 @@ impl RouterApp {
             config: config.clone(),
             metrics: router_metrics.clone(),
             budget: Arc::default(),
+            stop: shutdown.stop.clone(),
         };
         let admission = Admission::new(&config);
         let gateway = Gateway {
@@ -166,6 +167,11 @@ async fn run_dry(admission: &Admission) {
 }
 
 async fn make_registry(config: &RouterConfig) -> Result<Arc<dyn Registry>, RouterError> {
+    if config.etcd.is_empty() && config.nodes.is_empty() {
+        let wrong = "etcd: without it, or `nodes` in the configuration file, there are no nodes; \
+                     give --etcd URL";
+        return Err(RouterError::Config(vec![wrong.into()]));
+    }
     if config.etcd.is_empty() {
         return Ok(Arc::new(MemoryRegistry::new(config.nodes.iter().map(static_member))));
     }

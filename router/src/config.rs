@@ -88,6 +88,7 @@ impl RouterConfig {
             ("default_deadline_ms", self.default_deadline_ms),
             ("max_request_bytes", self.max_request_bytes as u64),
             ("node_silent_ms", self.node_silent_ms),
+            ("lease_ttl_ms", self.lease_ttl_ms),
         ] {
             if value == 0 {
                 wrong.push(format!("{key}: 0 leaves nothing to work with; give at least 1"));

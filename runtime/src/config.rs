@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
+use figment::{Figment, Source};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -68,14 +68,28 @@ pub fn list<'de, D: Deserializer<'de>>(source: D) -> Result<Vec<String>, D::Erro
     })
 }
 
+/// The key, what is wrong, and where it was set.
 fn describe(error: &figment::Error) -> String {
     let key = error.path.join(".");
-    let source = error.metadata.as_ref().map(|metadata| metadata.name.to_string());
-    let source = source.unwrap_or_else(|| "defaults".into());
+    let metadata = error.metadata.as_ref();
+    let source = match metadata.and_then(|metadata| metadata.source.as_ref()) {
+        Some(Source::File(path)) => path.display().to_string(),
+        _ if metadata.is_some_and(|metadata| metadata.name.contains("environment")) => {
+            format!("environment variable {ENVIRONMENT_PREFIX}{}", key.to_ascii_uppercase())
+        }
+        _ => "command line".into(),
+    };
+    // Types are named as Rust names them.
+    let mut problem = error.kind.to_string();
+    for (rust, plain) in
+        [("usize", "a whole number"), ("u64", "a whole number"), ("u16", "a whole number")]
+    {
+        problem = problem.replace(rust, plain);
+    }
     if key.is_empty() {
-        format!("{} (from {source})", error.kind)
+        format!("{problem} (from {source})")
     } else {
-        format!("{key}: {} (from {source})", error.kind)
+        format!("{key}: {problem} (from {source})")
     }
 }
 
@@ -114,9 +128,10 @@ mod tests {
     #[test]
     fn errors_name_the_key_and_the_source() {
         let unknown = load_with("thraeds = 4", &[]).unwrap_err().to_string();
-        assert!(unknown.contains("thraeds") && unknown.contains("TOML"), "{unknown}");
+        assert!(unknown.contains("thraeds") && unknown.contains("/"), "{unknown}");
         let wrong = load_with("threads = \"x\"", &[]).unwrap_err().to_string();
-        assert!(wrong.contains("threads"), "{wrong}");
+        assert!(wrong.contains("threads") && wrong.contains("a whole number"), "{wrong}");
+        assert!(!wrong.contains("usize") && wrong.contains("/"), "{wrong}");
         let missing = load(&defaults(), Some(Path::new("/no/such")), Default::default());
         assert!(missing.unwrap_err().to_string().contains("/no/such"));
     }

@@ -1,5 +1,7 @@
 //! The one request type. Wire forms convert into it and are validated on the way.
 
+use std::fmt::Display;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, ModelSpec, RequestId, TokenId};
@@ -126,19 +128,24 @@ impl GenerateRequest {
         }
         self.validate_stop(limits)?;
         self.validate_sampling(limits)?;
-        bounded("n", self.choices as f64, 1.0, limits.choices_max as f64)?;
-        bounded("deadline_ms", self.deadline_ms as f64, 1.0, DEADLINE_MAX_MS as f64)?;
+        bounded("n", usize::from(self.choices), 1, limits.choices_max.into())?;
+        bounded("deadline_ms", self.deadline_ms, 1, DEADLINE_MAX_MS)?;
         for (field, count) in
             [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)]
         {
-            bounded(field, count.unwrap_or(0) as f64, 0.0, limits.logprobs_max as f64)?;
+            bounded(field, count.unwrap_or(0), 0, limits.logprobs_max)?;
         }
         Ok(())
     }
 
     fn validate_stop(&self, limits: &Limits) -> Result<(), Error> {
         let stop = &self.stop;
-        bounded("max_tokens", stop.max_tokens as f64, 1.0, u32::MAX as f64)?;
+        if stop.max_tokens == 0 {
+            return Err(Error::invalid(
+                "max_tokens",
+                "0 is out of bounds: max_tokens is 1 or more",
+            ));
+        }
         if stop.min_tokens > stop.max_tokens {
             return Err(Error::invalid(
                 "min_tokens",
@@ -154,28 +161,30 @@ impl GenerateRequest {
 
     fn validate_sampling(&self, limits: &Limits) -> Result<(), Error> {
         let s = &self.sampling;
-        bounded("temperature", s.temperature as f64, 0.0, 2.0)?;
-        bounded("top_p", s.top_p as f64, f64::MIN_POSITIVE, 1.0)?;
-        bounded("min_p", s.min_p as f64, 0.0, 1.0)?;
-        bounded("repetition_penalty", s.repetition_penalty as f64, 0.01, 10.0)?;
-        bounded("presence_penalty", s.presence_penalty as f64, -2.0, 2.0)?;
-        bounded("frequency_penalty", s.frequency_penalty as f64, -2.0, 2.0)?;
+        bounded("temperature", s.temperature, 0.0, 2.0)?;
+        if !(s.top_p > 0.0 && s.top_p <= 1.0) {
+            let message = format!("{} is out of bounds: top_p is more than 0 to 1", s.top_p);
+            return Err(Error::invalid("top_p", message));
+        }
+        bounded("min_p", s.min_p, 0.0, 1.0)?;
+        bounded("repetition_penalty", s.repetition_penalty, 0.01, 10.0)?;
+        bounded("presence_penalty", s.presence_penalty, -2.0, 2.0)?;
+        bounded("frequency_penalty", s.frequency_penalty, -2.0, 2.0)?;
         bounded_count("logit_bias", s.logit_bias.len(), limits.logit_bias_max)?;
         for &(id, bias) in &s.logit_bias {
             if id as usize >= limits.vocab {
                 return Err(Error::invalid("logit_bias", unknown_id(id, limits.vocab)));
             }
-            bounded("logit_bias", bias as f64, -100.0, 100.0)?;
+            bounded("logit_bias", bias, -100.0, 100.0)?;
         }
         Ok(())
     }
 }
 
-fn bounded(field: &str, value: f64, low: f64, high: f64) -> Result<(), Error> {
+fn bounded<T: PartialOrd + Display>(field: &str, value: T, low: T, high: T) -> Result<(), Error> {
     if value >= low && value <= high {
         return Ok(());
     }
-    let low = if low == f64::MIN_POSITIVE { "more than 0".into() } else { format!("{low}") };
     Err(Error::invalid(field, format!("{value} is out of bounds: {field} is {low} to {high}")))
 }
 

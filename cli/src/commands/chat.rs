@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use anyhow::Context;
 use baton_client::{ChatRequest, Client, Event};
 use serde_json::json;
 
@@ -67,7 +68,8 @@ async fn read_line(with_prompt: bool) -> anyhow::Result<Option<String>> {
     if with_prompt {
         print::piece("> ")?;
     }
-    tokio::task::spawn_blocking(|| Ok(std::io::stdin().lines().next().transpose()?)).await?
+    let read = tokio::task::spawn_blocking(|| std::io::stdin().lines().next().transpose());
+    read.await?.context("standard input cannot be read as UTF-8 text")
 }
 
 async fn answer(

@@ -11,7 +11,7 @@ use super::run::{EngineEvent, ExportedSpan, Phase, Prefilled, Run, Work};
 use super::{Engine, sampler_digest};
 use crate::backend::{KvRead, KvSpan, LayerSink, LogitRows, Span};
 use crate::planner::{PlanSequence, StepBudget, plan_step};
-use crate::sampler::token_logprobs;
+use crate::sampler::{UnusableLogits, token_logprobs};
 
 /// What a step did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -297,16 +297,19 @@ impl Engine {
     fn draw(&mut self, run: &Run, choice: usize, row: &[f32]) -> Result<TokenOutput, Error> {
         let state = &run.choices[choice];
         let banned = run.banned(choice, self.backend.spec());
-        let id = state
-            .sampler
-            .draw(row, &run.request.sampling, &banned, &mut self.scratch)
-            .map_err(|error| Error::internal(error.to_string()))?;
-        Ok(TokenOutput {
-            choice: choice as u16,
-            index: state.generated.len() as u32,
-            id,
-            logprobs: run.request.logprobs.map(|top| token_logprobs(row, id, top.into())),
-        })
+        let scratch = &mut self.scratch;
+        // What a request's own parameters do to the arithmetic must not end other requests.
+        let drawn = catch_unwind(AssertUnwindSafe(|| {
+            let id = state.sampler.draw(row, &run.request.sampling, &banned, scratch)?;
+            let logprobs = run.request.logprobs.map(|top| token_logprobs(row, id, top.into()));
+            Ok::<_, UnusableLogits>((id, logprobs))
+        }));
+        let (id, logprobs) = match drawn {
+            Ok(drawn) => drawn.map_err(|error| Error::internal(error.to_string()))?,
+            Err(_) => return Err(Error::internal("the engine panicked drawing a token: a bug")),
+        };
+        let (choice, index) = (choice as u16, state.generated.len() as u32);
+        Ok(TokenOutput { choice, index, id, logprobs })
     }
 
     /// Appends a token to its answer, tells the client, and ends the choice where it is the last.

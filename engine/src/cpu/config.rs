@@ -46,7 +46,7 @@ pub enum CpuError {
     Config { name: &'static str, value: usize, want: &'static str },
     #[error("this processor has no {}; choose another instruction set or none", .0.as_str())]
     Isa(Isa),
-    #[error("no memory for weights and KV pool: {0}; use fewer kv_blocks")]
+    #[error("no memory for weights and KV pool: {0}; give it a smaller KV pool or context")]
     Memory(#[source] std::io::Error),
     #[error("cannot start the engine's threads: {0}")]
     Threads(#[source] std::io::Error),

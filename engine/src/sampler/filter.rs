@@ -27,14 +27,15 @@ pub(super) fn likeliest(logits: &[f32]) -> Option<TokenId> {
     logits.iter().position(|&x| x == peak).map(|id| id as TokenId)
 }
 
-/// Draws at `uniform` from `logits[vocab]`, whose highest is `peak`.
+/// Draws at `uniform` from `logits[vocab]`, whose highest is `peak`; `None` where that is no
+/// number to subtract from.
 pub(super) fn draw(
     logits: &[f32],
     peak: f32,
     params: &SamplingParams,
     uniform: f64,
     candidates: &mut Vec<Candidate>,
-) -> TokenId {
+) -> Option<TokenId> {
     let inverse = 1.0 / params.temperature;
     candidates.clear();
     candidates.extend(logits.iter().enumerate().map(|(id, &logit)| Candidate {
@@ -89,7 +90,7 @@ fn heavier(a: &Candidate, b: &Candidate) -> Ordering {
     b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
 }
 
-fn pick(candidates: &[Candidate], uniform: f64) -> TokenId {
+fn pick(candidates: &[Candidate], uniform: f64) -> Option<TokenId> {
     let total: f64 = candidates.iter().map(|candidate| f64::from(candidate.weight)).sum();
     let mut left = total * uniform;
     let mut last = None;
@@ -100,5 +101,5 @@ fn pick(candidates: &[Candidate], uniform: f64) -> TokenId {
             break;
         }
     }
-    last.expect("the likeliest token has weight 1 and passes every filter")
+    last
 }

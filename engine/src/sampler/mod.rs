@@ -17,7 +17,7 @@ pub use logprobs::token_logprobs;
 
 /// The model gave NaN, or nothing that could be drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the logits hold NaN or leave no token to draw")]
+#[error("the logits hold NaN or infinity, or leave no token to draw")]
 pub struct UnusableLogits;
 
 /// What a choice's draws depend on besides the logits: how many there were, and which tokens.
@@ -82,7 +82,7 @@ impl SamplerState {
     /// The caller takes note of it with [`push`](Self::push).
     ///
     /// # Errors
-    /// `UnusableLogits` for NaN anywhere, or where no token is left.
+    /// `UnusableLogits` for NaN or infinity anywhere, or where no token is left.
     pub fn draw(
         &self,
         logits: &[f32],
@@ -90,11 +90,14 @@ impl SamplerState {
         banned: &[TokenId],
         scratch: &mut Scratch,
     ) -> Result<TokenId, UnusableLogits> {
-        if logits.iter().fold(false, |found, x| found | x.is_nan()) {
+        let unusable = |x: &f32| x.is_nan() || *x == f32::INFINITY;
+        if logits.iter().fold(false, |found, x| found | unusable(x)) {
             return Err(UnusableLogits);
         }
+        // Below it the division by the temperature overflows: the likeliest is all that is left.
+        let is_greedy = !(1.0 / params.temperature).is_finite();
         let plain = self.seen.is_none() && params.logit_bias.is_empty() && banned.is_empty();
-        if plain && params.temperature == 0.0 {
+        if plain && is_greedy {
             return filter::likeliest(logits).ok_or(UnusableLogits);
         }
         let Scratch { adjusted, candidates } = scratch;
@@ -105,12 +108,12 @@ impl SamplerState {
             adjusted[id as usize] = f32::NEG_INFINITY;
         }
         let likeliest = filter::likeliest(adjusted).ok_or(UnusableLogits)?;
-        if params.temperature == 0.0 {
+        if is_greedy {
             return Ok(likeliest);
         }
         let uniform = random::uniform(self.seed, self.choice, self.drawn);
         let peak = adjusted[likeliest as usize];
-        Ok(filter::draw(adjusted, peak, params, uniform, candidates))
+        filter::draw(adjusted, peak, params, uniform, candidates).ok_or(UnusableLogits)
     }
 
     /// Repetition, presence and frequency penalties, then the bias.

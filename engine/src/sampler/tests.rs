@@ -150,3 +150,24 @@ fn logprobs_sum_to_one_and_rank() {
     assert_eq!(all.logprob, all.top[1].1);
     assert!(token_logprobs(&logits, 0, 0).top.is_empty());
 }
+
+#[test]
+fn next_to_no_temperature_takes_the_likeliest() {
+    let logits = [0.5, 3.0, 2.9, -1.0];
+    for temperature in [f32::from_bits(1), f32::MIN_POSITIVE / 8.0, f32::MIN_POSITIVE, 1e-30] {
+        let params = SamplingParams { temperature, ..SamplingParams::default() };
+        assert_eq!(frequencies(&params, &logits, 100), [0.0, 1.0, 0.0, 0.0], "{temperature:e}");
+    }
+}
+
+#[test]
+fn infinite_logits_are_no_logits() {
+    let state = SamplerState::replay(&request(SamplingParams::default()), 0, &[]);
+    for temperature in [0.0, 1.0] {
+        let params = SamplingParams { temperature, ..SamplingParams::default() };
+        for logits in [[f32::INFINITY, 1.0], [f32::NAN, 1.0], [f32::NEG_INFINITY; 2]] {
+            let drawn = state.draw(&logits, &params, &[], &mut Scratch::default());
+            assert_eq!(drawn, Err(UnusableLogits), "{logits:?} at {temperature}");
+        }
+    }
+}

@@ -60,6 +60,8 @@ pub struct Dispatcher {
     pub config: Arc<RouterConfig>,
     pub metrics: RouterMetrics,
     pub budget: Arc<RetryBudget>,
+    /// The router ends now.
+    pub stop: CancellationToken,
 }
 
 impl Dispatcher {
@@ -75,12 +77,17 @@ impl Dispatcher {
         let span = tracing::info_span!("route", request_id = %request.id);
         let mut dispatch = Dispatch::new(self.clone(), model, request, arrived, events.clone());
         dispatch.enough = enough;
+        let stop = self.stop.clone();
         let run = async move {
             let last = tokio::select! {
                 result = dispatch.run() => match result {
                     Ok(explain) => RequestEvent::Done(Box::new(explain)),
                     Err(error) => RequestEvent::Failed(error),
                 },
+                () = stop.cancelled() => {
+                    let why = "the router stops and its grace period is over; ask another";
+                    RequestEvent::Failed(Error::unavailable(why))
+                }
                 // The client has gone; dropping the streams cancels at the nodes.
                 () = events.closed() => return,
             };

@@ -7,11 +7,11 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use baton_types::{Error, ErrorCode};
-use serde::de::{DeserializeOwned, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
+use super::strict::Strict;
 
 /// The field of errors about a body over `max_request_bytes`; they have a status of their own.
 pub(super) const TOO_LARGE: &str = "body size";
@@ -72,34 +72,6 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
     }
 }
 
-impl<'de> Deserialize<'de> for Fields {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Object;
-
-        impl<'de> Visitor<'de> for Object {
-            type Value = Fields;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
-                let mut fields = Map::new();
-                while let Some((name, value)) = map.next_entry::<String, Value>()? {
-                    if fields.contains_key(&name) {
-                        let problem = format!("the field {name} stands there twice");
-                        return Err(serde::de::Error::custom(problem));
-                    }
-                    fields.insert(name, value);
-                }
-                Ok(Fields(fields))
-            }
-        }
-
-        from.deserialize_map(Object)
-    }
-}
-
 impl Fields {
     /// # Errors
     /// Where the body is no JSON object, has a field twice, or says that it is something else.
@@ -109,12 +81,14 @@ impl Fields {
             let message = "the body must be JSON, with `content-type: application/json`";
             return Err(Error::invalid("content-type", message));
         }
-        serde_json::from_slice(body).map_err(|error| match error.classify() {
-            serde_json::error::Category::Data => {
-                Error::invalid("body", format!("the body must be a JSON object: {error}"))
+        match serde_json::from_slice(body) {
+            Ok(Strict(Value::Object(fields))) => Ok(Self(fields)),
+            Ok(_) => Err(Error::invalid("body", "the body must be a JSON object")),
+            Err(error) if error.is_data() => {
+                Err(Error::invalid("body", format!("the body cannot be taken: {error}")))
             }
-            _ => Error::invalid("body", format!("the body is no JSON: {error}")),
-        })
+            Err(error) => Err(Error::invalid("body", format!("the body is no JSON: {error}"))),
+        }
     }
 
     /// Takes a field out; `null` is as good as absent.
@@ -126,7 +100,7 @@ impl Fields {
             None | Some(Value::Null) => Ok(None),
             Some(value) => serde_json::from_value(value)
                 .map(Some)
-                .map_err(|error| Error::invalid(field, format!("{field}: {error}"))),
+                .map_err(|error| Error::invalid(field, format!("{field}: {}", in_words(&error)))),
         }
     }
 
@@ -156,6 +130,20 @@ impl Fields {
         }
         Ok(())
     }
+}
+
+/// Serde names types as Rust does.
+fn in_words(error: &serde_json::Error) -> String {
+    let mut words = error.to_string();
+    for (rust, plain) in [
+        ("expected u32", "expected a whole number from 0 to 4294967295"),
+        ("expected u64", "expected a whole number of 0 or more"),
+        ("expected i64", "expected a whole number"),
+        ("expected f32", "expected a number"),
+    ] {
+        words = words.replace(rust, plain);
+    }
+    words
 }
 
 /// Values that ask for what happens anyway.

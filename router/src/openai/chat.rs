@@ -128,7 +128,9 @@ fn one_message(at: usize, message: Value) -> Result<ChatMessage, Error> {
         Some(Value::String(text)) => Ok(Some(text)),
         Some(_) => Err(Error::invalid(path(field), format!("{field} must be a string"))),
     };
-    let role = text("role")?.ok_or_else(|| Error::invalid(path("role"), "role is missing"))?;
+    let role = text("role")?
+        .filter(|role| !role.is_empty())
+        .ok_or_else(|| Error::invalid(path("role"), "role is missing"))?;
     let name = text("name")?;
     let content = match message.remove("content") {
         Some(Value::String(content)) => content,

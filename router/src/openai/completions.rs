@@ -159,7 +159,10 @@ async fn prompts(
         PromptField::Text(text) => gateway.encode(model, vec![text]).await,
         PromptField::Texts(texts) => gateway.encode(model, texts).await,
         PromptField::Ids(ids) => Ok(vec![ids]),
-        PromptField::ManyIds(many) => Ok(many),
+        PromptField::ManyIds(many) => match many.iter().position(Vec::is_empty) {
+            Some(at) => Err(Error::invalid("prompt", format!("prompt[{at}] has no tokens"))),
+            None => Ok(many),
+        },
     }
 }
 

@@ -7,6 +7,7 @@ mod error;
 mod logprobs;
 mod models;
 mod reply;
+mod strict;
 mod wishes;
 
 use axum::Router;

@@ -4,17 +4,10 @@ use std::collections::BTreeMap;
 
 use baton_types::{Error, TokenId};
 use serde::Deserialize;
-use serde_json::Number;
+use serde_json::{Number, Value};
 
 use super::body::Fields;
 use crate::gateway::{SamplingWishes, Wishes};
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
-}
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,11 +29,6 @@ pub(super) struct Delivery {
 
 /// Takes everything that both endpoints know, but the prompt and `logprobs`.
 pub(super) fn take(fields: &mut Fields) -> Result<(Wishes, Delivery), Error> {
-    let stop = match fields.take("stop")? {
-        None => Vec::new(),
-        Some(OneOrMany::One(stop)) => vec![stop],
-        Some(OneOrMany::Many(stops)) => stops,
-    };
     let wishes = Wishes {
         sampling: SamplingWishes {
             temperature: fields.take("temperature")?,
@@ -55,7 +43,7 @@ pub(super) fn take(fields: &mut Fields) -> Result<(Wishes, Delivery), Error> {
         },
         max_tokens: fields.take("max_tokens")?,
         min_tokens: fields.take("min_tokens")?,
-        stop,
+        stop: take_stops(fields)?,
         stop_token_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
         ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
         n: fields.take("n")?,
@@ -77,6 +65,17 @@ pub(super) fn take(fields: &mut Fields) -> Result<(Wishes, Delivery), Error> {
     Ok((wishes, delivery))
 }
 
+/// A string, or a list of strings.
+fn take_stops(fields: &mut Fields) -> Result<Vec<String>, Error> {
+    let wrong = || Error::invalid("stop", "stop must be a string or a list of strings");
+    match fields.take("stop")? {
+        None => Ok(Vec::new()),
+        Some(Value::String(stop)) => Ok(vec![stop]),
+        Some(stops @ Value::Array(_)) => serde_json::from_value(stops).map_err(|_| wrong()),
+        Some(_) => Err(wrong()),
+    }
+}
+
 /// -1 is how some clients write "all".
 fn take_top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
     match fields.take::<i64>("top_k")? {
@@ -95,15 +94,17 @@ fn take_top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
 fn take_seed(fields: &mut Fields) -> Result<Option<u64>, Error> {
     let Some(seed) = fields.take::<Number>("seed")? else { return Ok(None) };
     let bits = seed.as_u64().or_else(|| seed.as_i64().map(|seed| seed as u64));
-    bits.map(Some).ok_or_else(|| Error::invalid("seed", format!("{seed} has no 64 bits")))
+    let wrong = || format!("{seed} is out of bounds: seed is a whole number of 64 bits");
+    bits.map(Some).ok_or_else(|| Error::invalid("seed", wrong()))
 }
 
 fn take_bias(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, Error> {
     let bias: BTreeMap<String, f32> = fields.take("logit_bias")?.unwrap_or_default();
     bias.into_iter()
-        .map(|(id, bias)| match id.parse() {
-            Ok(id) => Ok((id, bias)),
-            Err(_) => Err(Error::invalid("logit_bias", format!("the key {id:?} is no token id"))),
+        .map(|(key, bias)| match key.parse::<TokenId>() {
+            // "05" would be a second name of 5.
+            Ok(id) if id.to_string() == key => Ok((id, bias)),
+            _ => Err(Error::invalid("logit_bias", format!("the key {key:?} is no token id"))),
         })
         .collect()
 }

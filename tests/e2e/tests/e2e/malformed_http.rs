@@ -87,6 +87,14 @@ fn broken_requests() -> Vec<Bad> {
         raw("no UTF-8", post(b"{\"model\": \"\xff\xfe\"}"), 400, "body", "JSON"),
         raw("a number beyond all", post(b"{\"temperature\": 1e999}"), 400, "body", "out of range"),
         raw("NaN", post(b"{\"temperature\": NaN}"), 400, "body", "JSON"),
+        raw("a field twice", post(b"{\"model\": \"a\", \"model\": \"b\"}"), 400, "body", "twice"),
+        raw(
+            "a field twice within",
+            post(b"{\"logit_bias\": {\"5\": 1, \"5\": 2}}"),
+            400,
+            "body",
+            "twice",
+        ),
         raw("a lone surrogate", post(b"{\"model\": \"\\ud800\"}"), 400, "body", "JSON"),
         raw("a body over the limit", post(huge.as_bytes()), 413, "", "max_request_bytes"),
         raw(
@@ -194,6 +202,11 @@ fn bad_completions() -> Vec<Bad> {
         completion("negative ids", json!({"prompt": [-1]}), "prompt", "token ids"),
         completion("33 prompts", json!({"prompt": vec!["x"; 33]}), "prompt", "32"),
         completion("a prompt beyond the context", json!({"prompt": long}), "prompt", "context"),
+        completion("an empty prompt among others", json!({"prompt": [[1], []]}), "prompt", "[1]"),
+        completion("a number as stop", json!({"stop": 5}), "stop", "a list of strings"),
+        completion("numbers as stops", json!({"stop": [5]}), "stop", "a list of strings"),
+        completion("a seed of 65 bits", json!({"seed": 1.8446744073709552e19}), "seed", "64 bits"),
+        completion("half a seed", json!({"seed": 1.5}), "seed", "whole number"),
         completion("no answer", json!({"max_tokens": 0}), "max_tokens", "out of bounds"),
         completion("max_tokens -1", json!({"max_tokens": -1}), "max_tokens", "-1"),
         completion("max_tokens 1.5", json!({"max_tokens": 1.5}), "max_tokens", "1.5"),
@@ -226,7 +239,6 @@ fn bad_completions() -> Vec<Bad> {
         completion("17 stops", json!({"stop": vec!["x"; 17]}), "stop", "16"),
         completion("an empty stop", json!({"stop": ""}), "stop", "1 to"),
         completion("a long stop", json!({"stop": "x".repeat(1_025)}), "stop", "1024"),
-        completion("a stop as number", json!({"stop": 5}), "stop", "stop"),
         completion(
             "a stop id beyond ids",
             json!({"stop_token_ids": [49_152]}),
@@ -262,6 +274,22 @@ async fn a_good_request_works(http: SocketAddr) {
     assert!(reply.json()["usage"]["completion_tokens"].as_u64() >= Some(1), "{}", reply.text());
 }
 
+/// What is allowed but hardly a number: the likeliest tokens come, and no node falls over it.
+async fn extremes_work(http: SocketAddr) {
+    let ask = |temperature: f64| {
+        json!({"model": "SmolLM2-135M-Instruct", "prompt": "Hi", "max_tokens": 4, "seed": 1,
+            "temperature": temperature})
+    };
+    let mut texts = Vec::new();
+    for temperature in [0.0, 1e-45, 2.8e-39, 1e-38, 1e-30] {
+        let reply = http::post_json(http, COMPLETIONS, &ask(temperature)).await;
+        let reply = reply.expect("the router answers");
+        assert_eq!(reply.status, 200, "temperature {temperature:e}: {}", reply.text());
+        texts.push(reply.json()["choices"][0]["text"].clone());
+    }
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_malformed_request_is_refused_by_name() {
     let _alone = alone().await;
@@ -286,6 +314,7 @@ async fn each_malformed_request_is_refused_by_name() {
     let garbage = wait::in_time(Duration::from_secs(10), "garbage", http::send(http, &[0xff; 512]));
     assert!(garbage.await.is_ok_and(|reply| reply.status == 400));
     a_good_request_works(http).await;
+    extremes_work(http).await;
     cluster.idle(Duration::from_secs(1)).await;
     cluster.assert_no_panics();
 }
