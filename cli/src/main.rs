@@ -4,6 +4,9 @@ mod commands;
 mod model_source;
 mod print;
 
+use std::process::ExitCode;
+
+use baton_runtime::exit;
 use clap::{Parser, Subcommand};
 use commands::{bench, chat, eval, generate, status, up};
 
@@ -30,7 +33,11 @@ enum Command {
 }
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> ExitCode {
+    exit::code(run().await)
+}
+
+async fn run() -> anyhow::Result<()> {
     match Flags::parse().command {
         Command::Up(flags) => up::run(flags).await,
         Command::Chat(flags) => chat::run(flags).await,

@@ -1,10 +1,11 @@
 //! `baton-prefill`: a prefill node.
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use baton_engine_host::{NodeConfig, NodeFlags};
 use baton_prefill_node::PrefillNode;
-use baton_runtime::{logs, shutdown::Shutdown};
+use baton_runtime::{exit, logs, shutdown::Shutdown};
 use clap::Parser;
 
 /// A prefill node: computes prompts and hands their KV to decode nodes.
@@ -19,8 +20,12 @@ struct Flags {
 }
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> ExitCode {
     logs::init();
+    exit::code(run().await)
+}
+
+async fn run() -> anyhow::Result<()> {
     let config = Flags::parse().node.load(&NodeConfig::on_ports(50061, 9061))?;
     tracing::info!(config = %serde_json::to_string(&config)?, "effective configuration");
     let shutdown = Shutdown::new();

@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use baton_router::{RouterApp, RouterConfig};
-use baton_runtime::{config, logs, shutdown::Shutdown};
+use baton_runtime::{config, exit, logs, shutdown::Shutdown};
 use clap::Parser;
 use serde_json::{Map, Value};
 
@@ -31,8 +32,12 @@ struct Flags {
 }
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> ExitCode {
     logs::init();
+    exit::code(run().await)
+}
+
+async fn run() -> anyhow::Result<()> {
     let flags = Flags::parse();
     let given = [
         ("etcd", flags.etcd.map(Value::from)),

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod exit;
 pub mod grpc;
 pub mod health;
 pub mod http;
