@@ -1,8 +1,8 @@
 //! The KV pool: pages of K and V as the attention kernel reads them.
 //!
 //! `[layer][block][kv head][tile of 16 tokens]`, tiles as `kernels::attention::format` says. With
-//! `E` bytes for an element: K `[dim / (4 / E)][token][4 / E]`, V `[token / E][dim][E]`; then, where
-//! elements are bytes, the scales of K `[token]` and of V `[token]`, in half precision.
+//! `E` bytes for an element: K `[dim / (4 / E)][token][4 / E]`, V `[token / E][dim][E]`; then,
+//! where elements are bytes, the scales of K `[token]` and of V `[token]`, in half precision.
 
 use baton_types::{BlockId, KvDtype, KvLayout};
 
