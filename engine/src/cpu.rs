@@ -21,8 +21,8 @@ use batch::Batch;
 use buffers::Buffers;
 use pages::Pages;
 
-/// Names the arithmetic of this module, without the precision of KV; every instruction set yields the same bits. Change it
-/// with any change of the order of operations.
+/// Names the arithmetic of this module, to which the precision of KV is added; every instruction
+/// set yields the same bits. Change it with any change of the order of operations.
 const NUMERICS: &str = "x86-int8.1";
 
 /// One model on this machine's processor.
