@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use baton_types::KvDtype;
 use serde::{Deserialize, Serialize};
 
 /// Everything that a prefill or decode node can be told.
@@ -31,6 +32,8 @@ pub struct NodeConfig {
     pub isa: IsaChoice,
     /// Memory for the KV pool.
     pub kv_pool_mib: usize,
+    /// Precision of the KV pool, and of KV as it travels: `bf16` or `int8`.
+    pub kv_dtype: KvDtype,
     /// Tokens in one KV block; a multiple of 16.
     pub block_tokens: u16,
     /// Sequences in the batch at most.
@@ -76,6 +79,7 @@ impl NodeConfig {
             threads: 0,
             isa: IsaChoice::Auto,
             kv_pool_mib: 1_024,
+            kv_dtype: KvDtype::Bf16,
             block_tokens: 16,
             max_sequences: 64,
             max_waiting: 256,
@@ -98,6 +102,9 @@ impl NodeConfig {
         }
         if self.block_tokens == 0 || !self.block_tokens.is_multiple_of(16) {
             wrong.push(format!("block_tokens: {} is no multiple of 16", self.block_tokens));
+        }
+        if !matches!(self.kv_dtype, KvDtype::Bf16 | KvDtype::Int8) {
+            wrong.push(format!("kv_dtype: {} is not supported; bf16 and int8 are", self.kv_dtype));
         }
         if self.grpc.ip().is_unspecified() && self.advertise.is_empty() && !self.etcd.is_empty() {
             wrong.push(format!(

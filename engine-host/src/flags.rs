@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use baton_runtime::config::{self, ConfigError};
+use baton_types::KvDtype;
 use serde_json::{Map, Value};
 
 use crate::NodeConfig;
@@ -29,6 +30,9 @@ pub struct NodeFlags {
     /// Threads that compute; 0: one for each core.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Precision of KV: bf16, or int8 in half the memory.
+    #[arg(long, value_name = "DTYPE")]
+    pub kv_dtype: Option<KvDtype>,
 }
 
 impl NodeFlags {
@@ -43,11 +47,40 @@ impl NodeFlags {
             ("http", self.http.map(|address| address.to_string().into())),
             ("model", self.model.map(|path| path.to_string_lossy().into_owned().into())),
             ("threads", self.threads.map(Value::from)),
+            ("kv_dtype", self.kv_dtype.map(|dtype| dtype.as_str().into())),
         ];
         let flags: Map<String, Value> =
             given.into_iter().filter_map(|(key, value)| Some((key.to_string(), value?))).collect();
         let config = config::load(defaults, self.config.as_deref(), flags)?;
         config.check().map_err(ConfigError::Invalid)?;
         Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Binary {
+        #[command(flatten)]
+        node: NodeFlags,
+    }
+
+    fn load(flags: &[&str]) -> Result<NodeConfig, ConfigError> {
+        let flags = [&["node", "--model", "m.gguf"], flags].concat();
+        Binary::parse_from(flags).node.load(&NodeConfig::on_ports(0, 0))
+    }
+
+    #[test]
+    fn kv_is_bf16_unless_told_otherwise() {
+        assert_eq!(load(&[]).unwrap().kv_dtype, KvDtype::Bf16);
+        assert_eq!(load(&["--kv-dtype", "int8"]).unwrap().kv_dtype, KvDtype::Int8);
+        let error = load(&["--kv-dtype", "f16"]).unwrap_err().to_string();
+        assert!(error.contains("kv_dtype: f16 is not supported; bf16 and int8 are"), "{error}");
+        let error = Binary::try_parse_from(["node", "--kv-dtype", "int4"]).err().unwrap();
+        assert!(error.to_string().contains("bf16 and int8"), "{error}");
     }
 }

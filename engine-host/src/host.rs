@@ -198,7 +198,7 @@ fn make_backend(file: &ModelFile, config: &NodeConfig) -> Result<(CpuBackend, St
         kv_heads: spec.kv_heads as u16,
         head_dim: spec.head_dim as u16,
         block_tokens: config.block_tokens,
-        dtype: baton_types::KvDtype::Bf16,
+        dtype: config.kv_dtype,
     };
     let block_bytes = layout.block_bytes();
     let pool_bytes = config.kv_pool_mib.checked_mul(1 << 20);
@@ -220,6 +220,7 @@ fn make_backend(file: &ModelFile, config: &NodeConfig) -> Result<(CpuBackend, St
                 IsaChoice::Avx512 => Some(Isa::Avx512),
             },
             block_tokens: config.block_tokens as usize,
+            kv_dtype: config.kv_dtype,
             kv_blocks,
             max_step_tokens: config.prefill_chunk_tokens.max(config.max_sequences),
             max_logit_rows: config.max_sequences,

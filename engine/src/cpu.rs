@@ -7,7 +7,7 @@ mod forward;
 mod pages;
 
 use baton_model_files::ModelFile;
-use baton_types::{BlockId, KvDtype, KvLayout, ModelSpec, NumericsVersion};
+use baton_types::{BlockId, KvLayout, ModelSpec, NumericsVersion};
 
 pub use config::{CpuConfig, CpuError};
 
@@ -21,9 +21,9 @@ use batch::Batch;
 use buffers::Buffers;
 use pages::Pages;
 
-/// Names the arithmetic of this module; every instruction set yields the same bits. Change it
-/// with any change of the order of operations.
-const NUMERICS: &str = "x86-int8.1/kv-bf16";
+/// Names the arithmetic of this module, to which the precision of KV is added; every instruction
+/// set yields the same bits. Change it with any change of the order of operations.
+const NUMERICS: &str = "x86-int8.1";
 
 /// One model on this machine's processor.
 pub struct CpuBackend {
@@ -54,7 +54,7 @@ impl CpuBackend {
             kv_heads: spec.kv_heads as u16,
             head_dim: spec.head_dim as u16,
             block_tokens: config.block_tokens as u16,
-            dtype: KvDtype::Bf16,
+            dtype: config.kv_dtype,
         };
         let weights = Weights::load(model, config.threads)?;
         let positions = spec.context_tokens.min(config.kv_blocks * config.block_tokens);
@@ -65,7 +65,7 @@ impl CpuBackend {
             pages: Pages::new(layout, config.kv_blocks).map_err(CpuError::Memory)?,
             buffers: Buffers::new(spec, &weights, &config).map_err(CpuError::Memory)?,
             cost: StepCost::default(),
-            numerics: NumericsVersion(NUMERICS.to_owned()),
+            numerics: NumericsVersion::new(NUMERICS, config.kv_dtype),
             max_step_tokens: config.max_step_tokens,
             max_logit_rows: config.max_logit_rows,
             model: model.clone(),

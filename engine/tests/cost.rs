@@ -7,7 +7,7 @@ use std::path::Path;
 use baton_engine::backend::{Backend, LogitRows, NoSink, Span, StepCost};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
 use baton_model_files::ModelFile;
-use baton_types::{BlockId, ModelSpec, TokenId};
+use baton_types::{BlockId, KvDtype, ModelSpec, TokenId};
 
 /// bfloat16, in weights and in KV.
 const ELEMENT_BYTES: usize = 2;
@@ -19,7 +19,11 @@ fn model(family: &str) -> ModelFile {
 
 /// Spans of (first position, tokens), each with pages of its own.
 fn cost(model: &ModelFile, spans: &[(usize, usize)]) -> StepCost {
-    let config = CpuConfig { threads: 2, max_step_tokens: 512, ..CpuConfig::default() };
+    cost_over(KvDtype::Bf16, model, spans)
+}
+
+fn cost_over(kv_dtype: KvDtype, model: &ModelFile, spans: &[(usize, usize)]) -> StepCost {
+    let config = CpuConfig { threads: 2, max_step_tokens: 512, kv_dtype, ..CpuConfig::default() };
     let mut backend = CpuBackend::new(model, config).unwrap();
     let tokens: Vec<TokenId> = vec![1; 512];
     let blocks: Vec<Vec<BlockId>> =
@@ -69,6 +73,18 @@ fn a_dense_step_costs_what_its_shape_says() {
     assert_eq!(got.flops, flops as u64);
     assert_eq!(got.weight_bytes, (ELEMENT_BYTES * (weights + output_weights(spec))) as u64);
     assert_eq!(got.kv_bytes, kv_bytes(spec, 164 + 201 + 8) as u64);
+}
+
+#[test]
+fn bytes_of_kv_are_read_with_their_scales() {
+    let model = model("llama3");
+    let spec = model.spec();
+    let (spans, tokens) = ([(64, 100), (200, 1)], 164 + 201);
+    let (bf16, int8) = (cost(&model, &spans), cost_over(KvDtype::Int8, &model, &spans));
+    let scale_bytes = 2;
+    let kv_bytes = 2 * spec.layers * spec.kv_heads * tokens * (spec.head_dim + scale_bytes);
+    assert_eq!(int8.kv_bytes, kv_bytes as u64);
+    assert_eq!((int8.flops, int8.weight_bytes), (bf16.flops, bf16.weight_bytes));
 }
 
 #[test]

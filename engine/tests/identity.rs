@@ -10,7 +10,7 @@ use baton_engine::backend::{Backend, KvRead, KvSpan, LayerSink, LogitRows, NoSin
 use baton_engine::cpu::{CpuBackend, CpuConfig};
 use baton_engine::{Isa, SpinPolicy};
 use baton_model_files::ModelFile;
-use baton_types::{BlockId, TokenId};
+use baton_types::{BlockId, KvDtype, TokenId};
 use support::families::{self, FAMILIES};
 use support::{Dtype, Gguf, Meta, Random, Shape, TINY};
 
@@ -22,13 +22,17 @@ const SHIPPED: &str =
 struct Way {
     isa: Option<Isa>,
     threads: usize,
+    kv_dtype: KvDtype,
     block_tokens: usize,
     chunk: usize,
     /// Other sequences in every step.
     others: usize,
 }
 
-const PLAIN: Way = Way { isa: None, threads: 1, block_tokens: 16, chunk: 512, others: 0 };
+const PLAIN: Way =
+    Way { isa: None, threads: 1, kv_dtype: KvDtype::Bf16, block_tokens: 16, chunk: 512, others: 0 };
+
+const KV_DTYPES: [KvDtype; 2] = [KvDtype::Bf16, KvDtype::Int8];
 
 fn tiny(dtype: Dtype) -> ModelFile {
     let bytes = Gguf::tiny(Shape::tiny(dtype), dtype, 5).to_bytes();
@@ -41,6 +45,7 @@ fn backend(model: &ModelFile, way: Way) -> CpuBackend {
         isa: way.isa,
         spin: SpinPolicy::Auto,
         block_tokens: way.block_tokens,
+        kv_dtype: way.kv_dtype,
         kv_blocks: 8192 / way.block_tokens,
         max_step_tokens: 1024,
         max_logit_rows: 1024,
@@ -171,10 +176,45 @@ fn long_prompts_cross_chunks_of_keys() {
     let bytes = Gguf::tiny(shape, Dtype::Q8_0, 8).to_bytes();
     let model = ModelFile::from_gguf_bytes(bytes, "long.gguf").unwrap();
     let prompt = prompt(&model, 700, 43);
-    let want = logits(&model, &prompt, PLAIN);
-    for way in ways().into_iter().filter(|way| way.others < 4) {
-        assert_eq!(logits(&model, &prompt, way), want, "{way:?}");
+    for kv_dtype in KV_DTYPES {
+        let want = logits(&model, &prompt, Way { kv_dtype, ..PLAIN });
+        for way in ways().into_iter().filter(|way| way.others < 4) {
+            assert!(logits(&model, &prompt, Way { kv_dtype, ..way }) == want, "{kv_dtype} {way:?}");
+        }
     }
+}
+
+/// Of every family, and beside bfloat16 not the same.
+#[test]
+fn every_family_over_int8_kv() {
+    let shape = Shape { layers: 3, ..TINY };
+    for family in FAMILIES {
+        let bytes = families::family(family, shape, Dtype::Q8_0, 9).to_bytes();
+        let model = ModelFile::from_gguf_bytes(bytes, "family.gguf").unwrap();
+        let prompt = prompt(&model, 330, 47);
+        let int8 = |way| Way { kv_dtype: KvDtype::Int8, ..way };
+        let want = logits(&model, &prompt, int8(PLAIN));
+        assert!(want.iter().all(|bits| f32::from_bits(*bits).is_finite()));
+        assert!(logits(&model, &prompt, PLAIN) != want);
+        let scalar = Way { isa: Some(Isa::Scalar), chunk: 90, threads: 2, ..PLAIN };
+        for way in ways().into_iter().chain([scalar]) {
+            assert!(logits(&model, &prompt, int8(way)) == want, "{family} {way:?}");
+        }
+    }
+}
+
+#[test]
+fn numerics_name_the_precision_of_kv() {
+    let model = tiny(Dtype::F32);
+    for kv_dtype in KV_DTYPES {
+        let backend = backend(&model, Way { kv_dtype, ..PLAIN });
+        assert_eq!(backend.numerics().0, format!("x86-int8.1/kv-{kv_dtype}"));
+        assert_eq!(backend.numerics().kv_dtype(), Some(kv_dtype));
+        assert_eq!(backend.kv_layout().dtype, kv_dtype);
+    }
+    let config = CpuConfig { kv_dtype: KvDtype::F16, ..CpuConfig::default() };
+    let error = CpuBackend::new(&model, config).unwrap_err().to_string();
+    assert_eq!(error, "a KV pool of f16 is not supported: bf16 or int8");
 }
 
 #[test]
@@ -211,16 +251,16 @@ fn long_windows_cross_chunks_of_keys() {
     }
 }
 
-#[test]
-fn what_lies_before_the_window_counts_for_nothing() {
+fn the_window_hides(kv_dtype: KvDtype) {
+    let plain = Way { kv_dtype, ..PLAIN };
     let bytes = families::family("mistral", TINY, Dtype::Bf16, 11).to_bytes();
     let model = ModelFile::from_gguf_bytes(bytes, "window.gguf").unwrap();
     let prompt = prompt(&model, 500, 49);
-    let want = logits(&model, &prompt, PLAIN);
+    let want = logits(&model, &prompt, plain);
     let vocab = model.spec().vocab;
-    let token_bytes = 2 * 2 * model.spec().kv_heads * model.spec().head_dim;
+    let token_bytes = backend(&model, plain).kv_layout().token_layer_bytes();
     for (first, chunk) in [(49, 1), (260, 9), (299, 30), (490, 10)] {
-        let mut backend = backend(&model, PLAIN);
+        let mut backend = backend(&model, plain);
         let blocks: Vec<BlockId> = (0..32).map(BlockId).collect();
         let span = |tokens, first_position, logits| Span {
             tokens,
@@ -266,13 +306,13 @@ impl LayerSink for Handoff<'_> {
     }
 }
 
-#[test]
-fn a_handoff_to_other_pages_changes_nothing() {
+fn hand_off(kv_dtype: KvDtype) {
+    let plain = Way { kv_dtype, ..PLAIN };
     let model = tiny(Dtype::Q4_0);
     let prompt = prompt(&model, 300, 44);
-    let want = logits(&model, &prompt, PLAIN);
+    let want = logits(&model, &prompt, plain);
     let vocab = model.spec().vocab;
-    let to_way = Way { block_tokens: 32, threads: 2, ..PLAIN };
+    let to_way = Way { block_tokens: 32, threads: 2, ..plain };
     let mut to = backend(&model, to_way);
     let to_blocks = scattered(page_count(300, 32), 1);
     let prefilled = 281;
@@ -287,7 +327,7 @@ fn a_handoff_to_other_pages_changes_nothing() {
     let from_blocks = scattered(page_count(prefilled, 16), 0);
     let mut sink =
         Handoff { to: &mut to, from_blocks, to_blocks: to_blocks.clone(), tokens: prefilled };
-    run(&mut backend(&model, PLAIN), &prompt[..prefilled], PLAIN, &mut sink);
+    run(&mut backend(&model, plain), &prompt[..prefilled], plain, &mut sink);
     let span = Span {
         tokens: &prompt[prefilled..],
         first_position: prefilled,
@@ -299,15 +339,15 @@ fn a_handoff_to_other_pages_changes_nothing() {
     assert_eq!(got, want[prefilled * vocab..]);
 }
 
-#[test]
-fn a_copied_block_and_a_reused_one_change_nothing() {
+fn copy_and_reuse(kv_dtype: KvDtype) {
+    let plain = Way { kv_dtype, ..PLAIN };
     let model = tiny(Dtype::Bf16);
     let prompt = prompt(&model, 40, 45);
-    let want = logits(&model, &prompt, PLAIN);
+    let want = logits(&model, &prompt, plain);
     let vocab = model.spec().vocab;
-    let mut backend = backend(&model, PLAIN);
+    let mut backend = backend(&model, plain);
     // The past of every block is NaN.
-    let poison = [0xff; 2].repeat(16 * model.spec().kv_heads * model.spec().head_dim * 2);
+    let poison = [0xff].repeat(16 * backend.kv_layout().token_layer_bytes());
     for layer in 0..model.spec().layers {
         for block in 0..8 {
             let blocks = [BlockId(block)];
@@ -326,6 +366,21 @@ fn a_copied_block_and_a_reused_one_change_nothing() {
     let got: Vec<u32> =
         backend.step(&[rest], &mut NoSink).unwrap().iter().map(|x| x.to_bits()).collect();
     assert_eq!(got, want[21 * vocab..]);
+}
+
+#[test]
+fn what_lies_before_the_window_counts_for_nothing() {
+    KV_DTYPES.into_iter().for_each(the_window_hides);
+}
+
+#[test]
+fn a_handoff_to_other_pages_changes_nothing() {
+    KV_DTYPES.into_iter().for_each(hand_off);
+}
+
+#[test]
+fn a_copied_block_and_a_reused_one_change_nothing() {
+    KV_DTYPES.into_iter().for_each(copy_and_reuse);
 }
 
 #[test]

@@ -56,9 +56,17 @@ impl WireLayout {
         self.head_token_bytes() * usize::from(self.kv_heads)
     }
 
-    /// Bytes of K alone of one token and one head.
+    /// Bytes of K alone of one token and one head, its scale included.
     pub(crate) fn half_bytes(&self) -> usize {
-        usize::from(self.head_dim) * self.dtype.size_bytes()
+        self.dtype.vector_bytes(usize::from(self.head_dim))
+    }
+
+    /// What a payload is made of, in order: elements of K, of V, scales of K, of V. Each part is
+    /// `[head][token]`, of so many bytes for a token; 0 where the dtype has no scales.
+    pub(crate) fn part_bytes(&self) -> [usize; 4] {
+        let elements = usize::from(self.head_dim) * self.dtype.element_bytes();
+        let scale = self.dtype.scale_bytes();
+        [elements, elements, scale, scale]
     }
 }
 
@@ -96,7 +104,7 @@ impl FrameKey {
             )
     }
 
-    /// `[K[heads, tokens, dim], V[heads, tokens, dim]]` in bytes.
+    /// `[K[heads, tokens, dim], V[heads, tokens, dim]]` in bytes, then their scales, if any.
     pub fn payload_bytes(&self, layout: &WireLayout) -> usize {
         self.head_count as usize * self.token_count as usize * layout.head_token_bytes()
     }
@@ -242,7 +250,8 @@ impl Frame {
         self.header.key
     }
 
-    /// K, then V, each `[head][token][head_dim]`, little-endian.
+    /// K, then V, each `[head][token][head_dim]`, then the scales of K and of V, each
+    /// `[head][token]`, where the dtype has them; little-endian.
     pub fn payload(&self) -> &[u8] {
         &self.message[1 + HEADER_BYTES..]
     }

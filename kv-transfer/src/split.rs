@@ -11,7 +11,8 @@ pub struct KvSpan {
     pub layer: u16,
     pub token_first: u32,
     pub token_count: u32,
-    /// K, then V, each `[kv_heads][token_count][head_dim]` in the granted dtype, little-endian.
+    /// K, then V, each `[kv_heads][token_count][head_dim]` in the granted dtype, then the scales
+    /// of K and of V, each `[kv_heads][token_count]`, where it has them; little-endian.
     pub payload: Bytes,
 }
 
@@ -52,17 +53,57 @@ pub(crate) fn split_span(
     frames
 }
 
-/// `out[K|V][head_count][token_count][dim] ⊂ span[K|V][kv_heads][span.token_count][dim]`
+/// `out[part][head_count][token_count] ⊂ span[part][kv_heads][span.token_count]`, the parts and
+/// their bytes being those of [`WireLayout::part_bytes`].
 fn gather(out: &mut BytesMut, span: &KvSpan, key: &FrameKey, layout: &WireLayout) {
-    let row = layout.half_bytes();
     let span_tokens = span.token_count as usize;
     let (heads, first) = (usize::from(layout.kv_heads), usize::from(key.head_first));
     let skipped = (key.token_first - span.token_first) as usize;
-    let run = key.token_count as usize * row;
-    for half in 0..2 {
+    let mut part = 0;
+    for row in layout.part_bytes() {
+        let run = key.token_count as usize * row;
         for head in first..first + usize::from(key.head_count) {
-            let at = ((half * heads + head) * span_tokens + skipped) * row;
+            let at = part + (head * span_tokens + skipped) * row;
             out.put_slice(&span.payload[at..at + run]);
+        }
+        part += heads * span_tokens * row;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_types::KvDtype;
+
+    use super::*;
+
+    /// Each byte of a span says its part, head and token.
+    #[test]
+    fn frames_take_their_elements_and_scales() {
+        let layout = WireLayout { layers: 1, kv_heads: 3, head_dim: 4, dtype: KvDtype::Int8 };
+        let mut payload = Vec::new();
+        for (part, bytes) in layout.part_bytes().into_iter().enumerate() {
+            for (head, token) in (0..3).flat_map(|head| (0..5).map(move |token| (head, token))) {
+                payload.extend(std::iter::repeat_n((part * 64 + head * 16 + token) as u8, bytes));
+            }
+        }
+        assert_eq!(payload.len(), 5 * layout.token_layer_bytes());
+        let span = KvSpan { layer: 0, token_first: 8, token_count: 5, payload: payload.into() };
+        // Two heads and one token a frame.
+        let frames = split_span(&span, 9, &layout, TransferId::default(), Epoch(1), 24);
+        assert_eq!(frames.len(), 4 * 2);
+        for frame in frames {
+            let key = frame.key();
+            assert_eq!(frame.header().dtype, KvDtype::Int8);
+            assert_eq!(frame.payload().len(), key.payload_bytes(&layout));
+            let mut want = Vec::new();
+            for (part, bytes) in [4, 4, 2, 2].into_iter().enumerate() {
+                for head in key.head_first..key.head_first + key.head_count {
+                    let token = key.token_first as usize - 8;
+                    let says = (part * 64 + usize::from(head) * 16 + token) as u8;
+                    want.extend(std::iter::repeat_n(says, bytes));
+                }
+            }
+            assert_eq!(frame.payload(), want, "{key}");
         }
     }
 }

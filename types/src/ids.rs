@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::KvDtype;
+
 /// Index of a token in the model's vocabulary.
 pub type TokenId = u32;
 
@@ -106,11 +108,26 @@ impl fmt::Display for NodeId {
     }
 }
 
+/// Between the arithmetic and the precision of KV.
+const KV_SEPARATOR: &str = "/kv-";
+
 /// Names one arithmetic: kernels' order of operations and the KV precision, e.g.
 /// `x86-int8.1/kv-bf16`. Nodes that differ never serve one request together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NumericsVersion(pub String);
+
+impl NumericsVersion {
+    /// The version of `arithmetic` over KV of that precision.
+    pub fn new(arithmetic: &str, kv: KvDtype) -> Self {
+        Self(format!("{arithmetic}{KV_SEPARATOR}{kv}"))
+    }
+
+    /// The precision of KV that it names; none where another program made the name.
+    pub fn kv_dtype(&self) -> Option<KvDtype> {
+        self.0.rsplit_once(KV_SEPARATOR)?.1.parse().ok()
+    }
+}
 
 impl fmt::Display for NumericsVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

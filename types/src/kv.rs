@@ -6,21 +6,41 @@ use serde::{Deserialize, Serialize};
 /// size is a multiple of it, so that a router hashes a prompt once for all nodes.
 pub const HASH_UNIT_TOKENS: usize = 16;
 
-/// How one element of K or V is stored, or travels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// How K and V are stored, or travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvDtype {
     F32,
     F16,
+    #[default]
     Bf16,
+    /// Signed bytes, with one f16 scale for each token and head, of K and of V.
+    Int8,
 }
 
 impl KvDtype {
-    pub fn size_bytes(self) -> usize {
+    pub const ALL: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8];
+
+    /// Bytes of one element, without scales.
+    pub fn element_bytes(self) -> usize {
         match self {
             KvDtype::F32 => 4,
             KvDtype::F16 | KvDtype::Bf16 => 2,
+            KvDtype::Int8 => 1,
         }
+    }
+
+    /// Bytes of the scale that the elements of one token and head share; 0 where there is none.
+    pub fn scale_bytes(self) -> usize {
+        match self {
+            KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => 0,
+            KvDtype::Int8 => 2,
+        }
+    }
+
+    /// Bytes of K (or of V) of one token and one head, its scale included.
+    pub fn vector_bytes(self, head_dim: usize) -> usize {
+        head_dim * self.element_bytes() + self.scale_bytes()
     }
 
     /// The number that stands for it in a frame header.
@@ -29,16 +49,42 @@ impl KvDtype {
             KvDtype::F32 => 0,
             KvDtype::F16 => 1,
             KvDtype::Bf16 => 2,
+            KvDtype::Int8 => 3,
         }
     }
 
     pub fn from_code(code: u8) -> Option<Self> {
-        match code {
-            0 => Some(KvDtype::F32),
-            1 => Some(KvDtype::F16),
-            2 => Some(KvDtype::Bf16),
-            _ => None,
+        Self::ALL.into_iter().find(|dtype| dtype.code() == code)
+    }
+
+    /// As configuration and numerics versions write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            KvDtype::F32 => "f32",
+            KvDtype::F16 => "f16",
+            KvDtype::Bf16 => "bf16",
+            KvDtype::Int8 => "int8",
         }
+    }
+}
+
+impl std::fmt::Display for KvDtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// No precision of KV has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no precision of KV: bf16 and int8 are")]
+pub struct UnknownKvDtype(String);
+
+impl std::str::FromStr for KvDtype {
+    type Err = UnknownKvDtype;
+
+    fn from_str(name: &str) -> Result<Self, UnknownKvDtype> {
+        let found = Self::ALL.into_iter().find(|dtype| dtype.as_str() == name);
+        found.ok_or_else(|| UnknownKvDtype(name.to_owned()))
     }
 }
 
@@ -53,9 +99,9 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
-    /// Bytes of K and V together that one token takes in one layer.
+    /// Bytes of K and V together that one token takes in one layer, scales included.
     pub fn token_layer_bytes(&self) -> usize {
-        2 * self.kv_heads as usize * self.head_dim as usize * self.dtype.size_bytes()
+        2 * self.kv_heads as usize * self.dtype.vector_bytes(self.head_dim as usize)
     }
 
     /// Bytes of K and V together that one block takes over all layers.
@@ -66,5 +112,34 @@ impl KvLayout {
     /// Blocks that `tokens` tokens take.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_tokens as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_include_the_scales() {
+        let layout =
+            |dtype| KvLayout { layers: 30, kv_heads: 3, head_dim: 64, block_tokens: 16, dtype };
+        for (dtype, bytes) in
+            [(KvDtype::F32, 1536), (KvDtype::F16, 768), (KvDtype::Bf16, 768), (KvDtype::Int8, 396)]
+        {
+            assert_eq!(layout(dtype).token_layer_bytes(), bytes, "{dtype}");
+            assert_eq!(layout(dtype).block_bytes(), 30 * 16 * bytes, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn codes_and_names_lead_back() {
+        for (code, dtype) in KvDtype::ALL.into_iter().enumerate() {
+            assert_eq!(usize::from(dtype.code()), code);
+            assert_eq!(KvDtype::from_code(dtype.code()), Some(dtype));
+            assert_eq!(dtype.as_str().parse(), Ok(dtype));
+        }
+        assert_eq!(KvDtype::from_code(4), None);
+        let error = "int4".parse::<KvDtype>().unwrap_err().to_string();
+        assert_eq!(error, "\"int4\" is no precision of KV: bf16 and int8 are");
     }
 }

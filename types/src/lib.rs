@@ -19,7 +19,7 @@ pub use ids::{
     BlockHash, BlockId, Epoch, Incarnation, ModelFingerprint, NodeId, NumericsVersion, RequestId,
     TokenId, TransferId,
 };
-pub use kv::{HASH_UNIT_TOKENS, KvDtype, KvLayout};
+pub use kv::{HASH_UNIT_TOKENS, KvDtype, KvLayout, UnknownKvDtype};
 pub use model::{
     Activation, Experts, ModelFamily, ModelFeatures, ModelSpec, RopeScaling, RopeSpec,
     SlidingWindow,

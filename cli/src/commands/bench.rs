@@ -5,6 +5,7 @@ use std::time::Duration;
 use baton_engine::bench::{BenchPlan, BenchReport, Limits, Work, measure};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
 use baton_model_files::ModelFile;
+use baton_types::KvDtype;
 use indicatif::ProgressBar;
 
 use crate::{model_source, print};
@@ -29,6 +30,9 @@ pub struct Flags {
     /// Threads that compute; 0: one for each core.
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
+    /// Precision of KV: bf16 or int8.
+    #[arg(long, value_name = "DTYPE", default_value_t = KvDtype::Bf16)]
+    kv_dtype: KvDtype,
     /// Lengths of prompts.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,2048")]
     prefill: Vec<usize>,
@@ -85,6 +89,7 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchR
     let defaults = CpuConfig::default();
     let kv_tokens = plan.kv_tokens(defaults.block_tokens)?;
     let config = CpuConfig {
+        kv_dtype: flags.kv_dtype,
         threads: if flags.threads == 0 { defaults.threads } else { flags.threads },
         kv_blocks: kv_tokens.div_ceil(defaults.block_tokens) + 1,
         max_logit_rows: defaults.max_logit_rows.max(flags.batch.iter().copied().max().unwrap_or(1)),

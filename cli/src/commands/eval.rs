@@ -7,6 +7,7 @@ use baton_engine::cpu::{CpuBackend, CpuConfig};
 use baton_engine::eval::perplexity;
 use baton_model_files::ModelFile;
 use baton_tokenizer::Tokenizer;
+use baton_types::KvDtype;
 use indicatif::ProgressBar;
 use serde_json::json;
 
@@ -37,6 +38,9 @@ pub struct Flags {
     /// Threads that compute; 0: one for each core.
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
+    /// Precision of KV: bf16 or int8.
+    #[arg(long, value_name = "DTYPE", default_value_t = KvDtype::Bf16)]
+    kv_dtype: KvDtype,
     /// Print {"perplexity": …, "tokens": …}.
     #[arg(long)]
     json: bool,
@@ -57,6 +61,7 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<()> {
     let tokens = tokenizer.encode(&text);
     let defaults = CpuConfig::default();
     let config = CpuConfig {
+        kv_dtype: flags.kv_dtype,
         threads: if flags.threads == 0 { defaults.threads } else { flags.threads },
         kv_blocks: flags.context.div_ceil(defaults.block_tokens) + 1,
         ..defaults

@@ -13,6 +13,7 @@ use baton_registry::{MemoryRegistry, Registry};
 use baton_router::{RouterApp, RouterConfig};
 use baton_runtime::logs;
 use baton_runtime::shutdown::Shutdown;
+use baton_types::KvDtype;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -40,6 +41,9 @@ pub struct Flags {
     /// Memory for the KV pool of each node.
     #[arg(long, value_name = "MIB", default_value_t = 512)]
     kv_pool_mib: usize,
+    /// Precision of KV: bf16, or int8 in half the memory.
+    #[arg(long, value_name = "DTYPE", default_value_t = KvDtype::Bf16)]
+    kv_dtype: KvDtype,
     /// Prompts up to so many tokens are prefilled at the decode node; 0: none, so that every
     /// prompt is handed over.
     #[arg(long, value_name = "N", default_value_t = local_prefill_default())]
@@ -146,6 +150,7 @@ fn node_config(flags: &Flags, model: &Path, threads: usize) -> NodeConfig {
         model: model.to_path_buf(),
         threads,
         kv_pool_mib: flags.kv_pool_mib,
+        kv_dtype: flags.kv_dtype,
         drain_grace_ms: GRACE.as_millis() as u64,
         ..NodeConfig::on_ports(0, 0)
     }

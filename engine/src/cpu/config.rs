@@ -1,5 +1,7 @@
 //! What a CPU backend is made of.
 
+use baton_types::KvDtype;
+
 use crate::pool::SpinPolicy;
 use crate::simd::Isa;
 
@@ -18,6 +20,8 @@ pub struct CpuConfig {
     pub spin: SpinPolicy,
     /// Tokens of a KV block, a multiple of 16.
     pub block_tokens: usize,
+    /// Precision of the KV pool: bfloat16 or bytes.
+    pub kv_dtype: KvDtype,
     /// Blocks of the KV pool.
     pub kv_blocks: usize,
     pub max_step_tokens: usize,
@@ -32,6 +36,7 @@ impl Default for CpuConfig {
             isa: None,
             spin: SpinPolicy::Auto,
             block_tokens: 16,
+            kv_dtype: KvDtype::Bf16,
             kv_blocks: 1024,
             max_step_tokens: 512,
             max_logit_rows: 64,
@@ -44,6 +49,8 @@ impl Default for CpuConfig {
 pub enum CpuError {
     #[error("{name} = {value} is not supported: {want}")]
     Config { name: &'static str, value: usize, want: &'static str },
+    #[error("a KV pool of {0} is not supported: bf16 or int8")]
+    KvDtype(KvDtype),
     #[error("this processor has no {}; choose another instruction set or none", .0.as_str())]
     Isa(Isa),
     #[error("no memory for weights and KV pool: {0}; give it a smaller KV pool or context")]
@@ -70,6 +77,9 @@ impl CpuConfig {
         }
         if self.max_logit_rows == 0 {
             return fail("max_logit_rows", 0, "at least 1");
+        }
+        if !matches!(self.kv_dtype, KvDtype::Bf16 | KvDtype::Int8) {
+            return Err(CpuError::KvDtype(self.kv_dtype));
         }
         match self.isa {
             Some(isa) if !isa.is_available() => Err(CpuError::Isa(isa)),

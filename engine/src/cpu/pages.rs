@@ -1,19 +1,27 @@
 //! The KV pool: pages of K and V as the attention kernel reads them.
 //!
-//! `[layer][block][kv head][tile of 16 tokens][K, V]` in bfloat16, two to a 32-bit word:
-//! K is `[dim / 2][token][dim % 2]`, V is `[token / 2][dim][token % 2]` within the tile.
+//! `[layer][block][kv head][tile of 16 tokens]`, tiles as `kernels::attention::format` says. With
+//! `E` bytes for an element: K `[dim / (4 / E)][token][4 / E]`, V `[token / E][dim][E]`; then,
+//! where elements are bytes, the scales of K `[token]` and of V `[token]`, in half precision.
 
-use baton_types::{BlockId, KvLayout};
+use baton_types::{BlockId, KvDtype, KvLayout};
 
 use crate::backend::{BackendError, KvRead, KvSpan};
 use crate::kernels::attention::TILE_TOKENS;
+use crate::kernels::attention::format::{Bf16, Int8, K_OFFSET, StoredScale, TileFormat};
 use crate::kernels::numerics::bf16_round;
 use crate::memory::{Buffer, Parts};
 
-/// Where a token's K and V of one head lie.
+#[cfg(test)]
+mod tests;
+
+/// Bytes of a scale.
+const SCALE_BYTES: usize = 2;
+
+/// Where a token's K and V of one head lie, in bytes.
 #[derive(Clone, Copy)]
 struct Slot {
-    /// First element of the tile.
+    /// First byte of the tile.
     tile: usize,
     /// Token within the tile.
     token: usize,
@@ -21,13 +29,29 @@ struct Slot {
 }
 
 impl Slot {
-    fn k(&self, d: usize) -> usize {
-        self.tile + d / 2 * (2 * TILE_TOKENS) + self.token * 2 + d % 2
+    /// Element `d` of K, of `E` bytes.
+    #[inline(always)]
+    fn k<const E: usize>(&self, d: usize) -> usize {
+        let in_lane = 4 / E;
+        self.tile + d / in_lane * (4 * TILE_TOKENS) + self.token * 4 + d % in_lane * E
     }
 
-    fn v(&self, d: usize) -> usize {
-        let v = self.tile + self.dim * TILE_TOKENS;
-        v + self.token / 2 * (2 * self.dim) + d * 2 + self.token % 2
+    /// Element `d` of V, of `E` bytes.
+    #[inline(always)]
+    fn v<const E: usize>(&self, d: usize) -> usize {
+        let v = self.tile + E * self.dim * TILE_TOKENS;
+        v + self.token / E * (E * E * self.dim) + d * (E * E) + self.token % E * E
+    }
+
+    #[inline(always)]
+    fn element<const E: usize>(&self, is_value: bool, d: usize) -> usize {
+        if is_value { self.v::<E>(d) } else { self.k::<E>(d) }
+    }
+
+    /// The scale of K or of V, where elements are bytes.
+    fn scale(&self, is_value: bool) -> usize {
+        let half = usize::from(is_value) * TILE_TOKENS;
+        self.tile + 2 * self.dim * TILE_TOKENS + (half + self.token) * SCALE_BYTES
     }
 }
 
@@ -36,9 +60,29 @@ impl Slot {
 pub(super) struct PageMap {
     layout: KvLayout,
     blocks: usize,
+    /// Bytes of one tile.
+    tile_bytes: usize,
 }
 
 impl PageMap {
+    /// # Panics
+    /// Where no kernel reads that precision: `CpuConfig::check` has refused it.
+    fn new(layout: KvLayout, blocks: usize) -> Self {
+        let dim = layout.head_dim as usize;
+        let tile_bytes = match layout.dtype {
+            KvDtype::Bf16 => Bf16::tile_bytes(dim),
+            KvDtype::Int8 => Int8::tile_bytes(dim),
+            KvDtype::F32 | KvDtype::F16 => panic!("no pages of {}", layout.dtype),
+        };
+        let map = Self { layout, blocks, tile_bytes };
+        assert!(map.page_bytes() * layout.layers as usize == layout.block_bytes());
+        map
+    }
+
+    fn is_bytes(&self) -> bool {
+        self.layout.dtype == KvDtype::Int8
+    }
+
     fn head_dim(&self) -> usize {
         self.layout.head_dim as usize
     }
@@ -47,27 +91,23 @@ impl PageMap {
         self.layout.block_tokens as usize
     }
 
-    /// Elements of K and V of one head in one tile.
-    fn tile_len(&self) -> usize {
-        2 * TILE_TOKENS * self.head_dim()
-    }
-
-    /// Elements of one page in one layer.
-    fn page_len(&self) -> usize {
-        2 * self.block_tokens() * self.head_dim() * self.layout.kv_heads as usize
+    /// Bytes of one page in one layer.
+    fn page_bytes(&self) -> usize {
+        let tiles = self.block_tokens() / TILE_TOKENS * self.layout.kv_heads as usize;
+        tiles * self.tile_bytes
     }
 
     fn page(&self, layer: usize, block: BlockId) -> usize {
         assert!((block.0 as usize) < self.blocks, "block {block} is not in the pool");
-        (layer * self.blocks + block.0 as usize) * self.page_len()
+        (layer * self.blocks + block.0 as usize) * self.page_bytes()
     }
 
-    /// First element of the tile of position `position` and one head.
+    /// First byte of the tile of position `position` and one head.
     fn tile(&self, layer: usize, blocks: &[BlockId], head: usize, position: usize) -> usize {
         let block = blocks[position / self.block_tokens()];
         let tiles = self.block_tokens() / TILE_TOKENS;
         let tile = head * tiles + position % self.block_tokens() / TILE_TOKENS;
-        self.page(layer, block) + tile * self.tile_len()
+        self.page(layer, block) + tile * self.tile_bytes
     }
 
     fn slot(&self, layer: usize, blocks: &[BlockId], head: usize, position: usize) -> Slot {
@@ -77,23 +117,41 @@ impl PageMap {
             dim: self.head_dim(),
         }
     }
+
+    /// The span's K and V in canonical order: whether it is V, and where it lies.
+    fn vectors(&self, span: &KvSpan<'_>) -> impl Iterator<Item = (bool, Slot)> {
+        let heads = 0..self.layout.kv_heads as usize;
+        let &KvSpan { layer, blocks, token_first, token_count } = span;
+        let of_half = move |is_value| {
+            heads.clone().flat_map(move |head| {
+                (token_first..token_first + token_count)
+                    .map(move |position| (is_value, self.slot(layer, blocks, head, position)))
+            })
+        };
+        [false, true].into_iter().flat_map(of_half)
+    }
+}
+
+/// What turns K's bytes of the wire, which are signed, into those of a tile, and back.
+fn flip<const E: usize>(is_value: bool) -> u8 {
+    if E == 1 && !is_value { K_OFFSET } else { 0 }
 }
 
 /// The pool.
 pub(super) struct Pages {
     map: PageMap,
-    data: Buffer<u16>,
+    data: Buffer<u8>,
 }
 
 impl Pages {
     /// # Errors
     /// When the system has no room.
     pub(super) fn new(layout: KvLayout, blocks: usize) -> std::io::Result<Self> {
-        let map = PageMap { layout, blocks };
-        let len = (layout.layers as usize * blocks)
-            .checked_mul(map.page_len())
+        let map = PageMap::new(layout, blocks);
+        let bytes = (layout.layers as usize * blocks)
+            .checked_mul(map.page_bytes())
             .ok_or(std::io::ErrorKind::OutOfMemory)?;
-        Ok(Self { map, data: Buffer::zeroed(len)? })
+        Ok(Self { map, data: Buffer::zeroed(bytes)? })
     }
 
     pub(super) fn layout(&self) -> &KvLayout {
@@ -119,19 +177,46 @@ impl Pages {
         if payload.len() != want {
             return Err(BackendError::PayloadSize { got: payload.len(), want });
         }
-        let mut elements = payload.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b));
-        for is_value in [false, true] {
-            for head in 0..self.map.layout.kv_heads as usize {
-                for i in 0..span.token_count {
-                    let position = span.token_first + i;
-                    let slot = self.map.slot(span.layer, span.blocks, head, position);
-                    for (d, bits) in (0..slot.dim).zip(&mut elements) {
-                        self.data[if is_value { slot.v(d) } else { slot.k(d) }] = bits;
-                    }
-                }
+        if self.map.is_bytes() {
+            let scales = self.write_elements::<1>(span, payload);
+            let scales = scales.as_chunks::<SCALE_BYTES>().0;
+            for ((is_value, slot), scale) in self.map.vectors(span).zip(scales) {
+                self.data[slot.scale(is_value)..][..SCALE_BYTES].copy_from_slice(scale);
             }
+        } else {
+            self.write_elements::<2>(span, payload);
         }
         Ok(())
+    }
+
+    /// Places all elements, of `E` bytes each; returns what follows them.
+    fn write_elements<'a, const E: usize>(
+        &mut self,
+        span: &KvSpan<'_>,
+        payload: &'a [u8],
+    ) -> &'a [u8] {
+        let mut rest = payload;
+        for (is_value, slot) in self.map.vectors(span) {
+            let (vector, after) = rest.split_at(slot.dim * E);
+            for (d, element) in vector.as_chunks::<E>().0.iter().enumerate() {
+                let at = slot.element::<E>(is_value, d);
+                let element = element.map(|byte| byte ^ flip::<E>(is_value));
+                self.data[at..at + E].copy_from_slice(&element);
+            }
+            rest = after;
+        }
+        rest
+    }
+
+    /// Appends all elements, of `E` bytes each.
+    fn read_elements<const E: usize>(&self, span: &KvSpan<'_>, out: &mut Vec<u8>) {
+        for (is_value, slot) in self.map.vectors(span) {
+            for d in 0..slot.dim {
+                let at = slot.element::<E>(is_value, d);
+                let element = &self.data[at..at + E].as_chunks::<E>().0[0];
+                out.extend_from_slice(&element.map(|byte| byte ^ flip::<E>(is_value)));
+            }
+        }
     }
 
     /// Copies the first `tokens` tokens of a page over all layers and heads.
@@ -145,12 +230,25 @@ impl Pages {
                 for token in 0..tokens {
                     let source = self.map.slot(layer, &[from], head, token);
                     let target = self.map.slot(layer, &[to], head, token);
-                    for d in 0..source.dim {
-                        self.data[target.k(d)] = self.data[source.k(d)];
-                        self.data[target.v(d)] = self.data[source.v(d)];
+                    for is_value in [false, true] {
+                        if self.map.is_bytes() {
+                            self.copy_elements::<1>(source, target, is_value);
+                            let scale = source.scale(is_value);
+                            let scale = scale..scale + SCALE_BYTES;
+                            self.data.copy_within(scale, target.scale(is_value));
+                        } else {
+                            self.copy_elements::<2>(source, target, is_value);
+                        }
                     }
                 }
             }
+        }
+    }
+
+    fn copy_elements<const E: usize>(&mut self, source: Slot, target: Slot, is_value: bool) {
+        for d in 0..source.dim {
+            let at = source.element::<E>(is_value, d);
+            self.data.copy_within(at..at + E, target.element::<E>(is_value, d));
         }
     }
 
@@ -174,17 +272,13 @@ impl Pages {
 impl KvRead for Pages {
     fn read_kv(&self, span: &KvSpan<'_>, out: &mut Vec<u8>) {
         out.reserve(self.map.layout.token_layer_bytes() * span.token_count);
-        for is_value in [false, true] {
-            for head in 0..self.map.layout.kv_heads as usize {
-                for i in 0..span.token_count {
-                    let position = span.token_first + i;
-                    let slot = self.map.slot(span.layer, span.blocks, head, position);
-                    for d in 0..slot.dim {
-                        let at = if is_value { slot.v(d) } else { slot.k(d) };
-                        out.extend_from_slice(&self.data[at].to_le_bytes());
-                    }
-                }
+        if self.map.is_bytes() {
+            self.read_elements::<1>(span, out);
+            for (is_value, slot) in self.map.vectors(span) {
+                out.extend_from_slice(&self.data[slot.scale(is_value)..][..SCALE_BYTES]);
             }
+        } else {
+            self.read_elements::<2>(span, out);
         }
     }
 }
@@ -193,7 +287,7 @@ impl KvRead for Pages {
 #[derive(Clone, Copy)]
 pub(super) struct SharedPages<'a> {
     map: PageMap,
-    data: Parts<'a, u16>,
+    data: Parts<'a, u8>,
 }
 
 impl SharedPages<'_> {
@@ -211,29 +305,61 @@ impl SharedPages<'_> {
         v: &[f32],
     ) {
         let slot = self.map.slot(layer, blocks, head, position);
-        assert!(slot.tile + self.map.tile_len() <= self.data.len());
-        for (d, (k, v)) in k.iter().zip(v).enumerate().take(slot.dim) {
-            // SAFETY: a slot's elements lie within its tile, which is in bounds; they are this
-            // thread's by the caller's promise. Writes are of single elements, since neighbours
-            // belong to other tokens.
-            unsafe {
-                *self.data.as_ptr().add(slot.k(d)) = bf16_round(*k);
-                *self.data.as_ptr().add(slot.v(d)) = bf16_round(*v);
+        assert!(slot.tile + self.map.tile_bytes <= self.data.len());
+        assert!(k.len() == slot.dim && v.len() == slot.dim);
+        // SAFETY: the tile is in bounds, and its slot is this thread's by the caller's promise.
+        unsafe {
+            if self.map.is_bytes() {
+                self.store_bytes(slot, k, v);
+            } else {
+                self.store_bf16(slot, k, v);
             }
         }
     }
 
-    /// The tile of position `position`, readable for `16 head_dim` words.
+    /// # Safety
+    /// As [`store`](Self::store); the slot's tile is in bounds.
+    unsafe fn store_bf16(&self, slot: Slot, k: &[f32], v: &[f32]) {
+        let data = self.data.as_ptr();
+        for (d, (k, v)) in k.iter().zip(v).enumerate() {
+            // SAFETY: a slot's elements lie within its tile, at even bytes. Writes are of single
+            // elements, since neighbours belong to other tokens.
+            unsafe {
+                *data.add(slot.k::<2>(d)).cast::<u16>() = bf16_round(*k);
+                *data.add(slot.v::<2>(d)).cast::<u16>() = bf16_round(*v);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`store`](Self::store); the slot's tile is in bounds.
+    unsafe fn store_bytes(&self, slot: Slot, k: &[f32], v: &[f32]) {
+        let data = self.data.as_ptr();
+        let scales = [StoredScale::of(k), StoredScale::of(v)];
+        for (d, (k, v)) in k.iter().zip(v).enumerate() {
+            // SAFETY: as in `store_bf16`.
+            unsafe {
+                *data.add(slot.k::<1>(d)) = scales[0].byte(*k) as u8 ^ K_OFFSET;
+                *data.add(slot.v::<1>(d)) = scales[1].byte(*v) as u8;
+            }
+        }
+        for (is_value, scale) in [(false, scales[0]), (true, scales[1])] {
+            // SAFETY: as in `store_bf16`; scales lie at even bytes.
+            unsafe { *data.add(slot.scale(is_value)).cast::<u16>() = scale.bits };
+        }
+    }
+
+    /// The tile of position `position`, readable for a tile's bytes.
     pub(super) fn tile(
         &self,
         layer: usize,
         blocks: &[BlockId],
         head: usize,
         position: usize,
-    ) -> *const u32 {
+    ) -> *const u8 {
         let tile = self.map.tile(layer, blocks, head, position);
-        assert!(tile + self.map.tile_len() <= self.data.len());
+        assert!(tile + self.map.tile_bytes <= self.data.len());
         // Tiles are a multiple of 64 bytes long in a buffer aligned to a page.
-        self.data.as_ptr().wrapping_add(tile).cast_const().cast()
+        self.data.as_ptr().wrapping_add(tile).cast_const()
     }
 }

@@ -5,10 +5,13 @@
 //! ascending order (the streaming softmax of Milakov and Gimelshein, 2018, at fixed borders). So
 //! a row's result is the same whoever computes it, in however many steps.
 //!
-//! Keys and values lie in tiles of 16 tokens (`cpu::pages`): K `[dim / 2][16 tokens]`, two
-//! dimensions of a token in each 32-bit lane; V `[8 token pairs][dim]`, two tokens in each lane.
+//! Keys and values lie in tiles of 16 tokens (`cpu::pages`), in one of the formats of `format`.
+
+pub(crate) mod format;
 
 use std::ops::Range;
+
+use format::TileFormat;
 
 use super::numerics::{exp2, exp2_lanes};
 use crate::simd::{LANES, Lanes};
@@ -44,38 +47,42 @@ pub(crate) struct Chunk<'a> {
     pub(crate) from: &'a [u32],
     /// ... to before this one, at most 256.
     pub(crate) visible: &'a [u32],
-    /// The chunk's tiles, each of `16 dim` words; past the last visible key repeated.
-    pub(crate) tiles: [*const u32; CHUNK_TILES],
+    /// The chunk's tiles, each of [`TileFormat::tile_bytes`], aligned to 64; past the last visible
+    /// key repeated.
+    pub(crate) tiles: [*const u8; CHUNK_TILES],
+    /// Room for `[row][dim]`: the queries, where the format wants them as bytes.
+    pub(crate) quants: &'a mut [i8],
     /// Room for `[row][256]`.
     pub(crate) scores: &'a mut [f32],
     pub(crate) out: &'a mut Partial,
 }
 
-/// Computes all rows of a chunk.
+/// Computes all rows of a chunk whose tiles are of format `F`.
 ///
 /// # Safety
 /// Tiles up to each row's last visible key are readable and nobody writes the visible tokens;
 /// what lies in slots that no row sees is never used.
 #[inline(always)]
-pub(crate) unsafe fn attend<L: Lanes>(l: L, chunk: &mut Chunk<'_>) {
+pub(crate) unsafe fn attend<L: Lanes, F: TileFormat>(l: L, chunk: &mut Chunk<'_>) {
     let rows = chunk.visible.len();
     let dim = chunk.dim;
     assert!(chunk.from.len() == rows);
     assert!(dim.is_multiple_of(LANES) && chunk.queries.len() >= rows * dim);
     assert!(chunk.scores.len() >= rows * CHUNK_TOKENS && chunk.out.values.len() >= rows * dim);
+    assert!(chunk.quants.len() >= rows * dim);
     let mut first = 0;
     // SAFETY: rows are in bounds; the tiles are the caller's promise.
     unsafe {
         while first < rows {
             let span = |count: usize| first..first + count;
             first += match rows - first {
-                12.. if L::MANY_REGISTERS => rows_of::<L, 12, 2, 2>(l, chunk, span(12)),
-                8.. if L::MANY_REGISTERS => rows_of::<L, 8, 2, 2>(l, chunk, span(8)),
-                6.. => rows_of::<L, 6, 2, 2>(l, chunk, span(6)),
-                4.. => rows_of::<L, 4, 4, 4>(l, chunk, span(4)),
-                3 => rows_of::<L, 3, 4, 4>(l, chunk, span(3)),
-                2 => rows_of::<L, 2, 4, 4>(l, chunk, span(2)),
-                _ => rows_of::<L, 1, 8, 4>(l, chunk, span(1)),
+                12.. if L::MANY_REGISTERS => rows_of::<L, F, 12, 2, 2>(l, chunk, span(12)),
+                8.. if L::MANY_REGISTERS => rows_of::<L, F, 8, 2, 2>(l, chunk, span(8)),
+                6.. => rows_of::<L, F, 6, 2, 2>(l, chunk, span(6)),
+                4.. => rows_of::<L, F, 4, 4, 4>(l, chunk, span(4)),
+                3 => rows_of::<L, F, 3, 4, 4>(l, chunk, span(3)),
+                2 => rows_of::<L, F, 2, 4, 4>(l, chunk, span(2)),
+                _ => rows_of::<L, F, 1, 8, 4>(l, chunk, span(1)),
             };
         }
     }
@@ -112,96 +119,64 @@ impl Seen {
 /// # Safety
 /// As [`attend`].
 #[inline(always)]
-unsafe fn rows_of<L: Lanes, const R: usize, const T: usize, const D: usize>(
+unsafe fn rows_of<L: Lanes, F: TileFormat, const R: usize, const T: usize, const D: usize>(
     l: L,
     chunk: &mut Chunk<'_>,
     rows: Range<usize>,
 ) -> usize {
     let seen = Seen::new(&chunk.from[rows.clone()], &chunk.visible[rows.clone()]);
+    let mut queries = [F::Query::default(); R];
+    for r in 0..R {
+        queries[r] = F::query(l, chunk, rows.start + r);
+    }
     // SAFETY: the caller's promise.
     unsafe {
         let first_tile = seen.any.start / TILE_TOKENS / T * T;
         for tile in (first_tile..seen.any.end.div_ceil(TILE_TOKENS)).step_by(T) {
-            scores::<L, R, T>(l, chunk, rows.start, tile);
+            F::scores::<L, R, T>(l, chunk, &queries, rows.start, tile);
         }
         for row in rows.clone() {
-            softmax(l, chunk, row);
+            softmax::<L, F>(l, chunk, row);
         }
         // Pairs of tokens that all rows see; each row does alone what it sees before and beyond.
         if seen.all.start > 0 {
             for row in rows.clone() {
                 chunk.out.values[row * chunk.dim..][..chunk.dim].fill(0.0);
                 let end = seen.all.start.min(chunk.visible[row] as usize);
-                values_of(l, chunk, row, chunk.from[row] as usize..end);
+                values_of::<L, F>(l, chunk, row, chunk.from[row] as usize..end);
             }
         }
         let groups = chunk.dim / LANES;
         let mut group = 0;
         while group + D <= groups {
-            values::<L, R, D>(l, chunk, rows.start, group, seen.all.clone());
+            values::<L, F, R, D>(l, chunk, rows.start, group, seen.all.clone());
             group += D;
         }
         while group < groups {
-            values::<L, R, 1>(l, chunk, rows.start, group, seen.all.clone());
+            values::<L, F, R, 1>(l, chunk, rows.start, group, seen.all.clone());
             group += 1;
         }
         for row in rows.clone() {
-            values_of(l, chunk, row, seen.all.end..chunk.visible[row] as usize);
+            values_of::<L, F>(l, chunk, row, seen.all.end..chunk.visible[row] as usize);
         }
     }
     R
 }
 
-/// `scores[row][token] = Σ_d q[row][d] * k[token][d]`, one chain in ascending `d`.
-///
-/// # Safety
-/// As [`attend`], for rows `row..row + R` and tiles `tile..tile + T`.
-#[inline(always)]
-unsafe fn scores<L: Lanes, const R: usize, const T: usize>(
-    l: L,
-    chunk: &mut Chunk<'_>,
-    row: usize,
-    tile: usize,
-) {
-    let dim = chunk.dim;
-    let mut acc = [[l.splat(0.0); T]; R];
-    let mut keys = [std::ptr::null::<[u32; LANES]>(); T];
-    for t in 0..T {
-        keys[t] = chunk.tiles[tile + t].cast();
-    }
-    let queries = chunk.queries.as_ptr().wrapping_add(row * dim);
-    for pair in 0..dim / 2 {
-        for t in 0..T {
-            // SAFETY: a tile holds `dim / 2` groups of 16 words, aligned to 64 bytes.
-            let k = l.load_i(unsafe { &*keys[t].add(pair) });
-            let (even, odd) = (l.low_bf16(k), l.high_bf16(k));
-            for r in 0..R {
-                // SAFETY: `attend` has checked that the queries hold `rows * dim` numbers.
-                let q = unsafe { queries.add(r * dim + 2 * pair) };
-                // SAFETY: as above.
-                let (q0, q1) = unsafe { (*q, *q.add(1)) };
-                acc[r][t] = l.fma(even, l.splat(q0), acc[r][t]);
-                acc[r][t] = l.fma(odd, l.splat(q1), acc[r][t]);
-            }
-        }
-    }
-    for r in 0..R {
-        let out = &mut chunk.scores[(row + r) * CHUNK_TOKENS + tile * TILE_TOKENS..];
-        for t in 0..T {
-            l.store(acc[r][t], &mut out.as_chunks_mut::<LANES>().0[t]);
-        }
-    }
-}
-
 /// Turns a row's scores into weights `2^(score - max)`, and sums them: lane by lane over the
 /// tiles, then in the tree of `reduce_add`. Slots that the row does not see count for nothing.
+/// What stays is what V's numbers are multiplied with: the weight, times V's scale if it has one.
+///
+/// # Safety
+/// As [`attend`].
 #[inline(always)]
-fn softmax<L: Lanes>(l: L, chunk: &mut Chunk<'_>, row: usize) {
+unsafe fn softmax<L: Lanes, F: TileFormat>(l: L, chunk: &mut Chunk<'_>, row: usize) {
     let (from, visible) = (chunk.from[row] as usize, chunk.visible[row] as usize);
     let scores = &mut chunk.scores[row * CHUNK_TOKENS..][..CHUNK_TOKENS];
-    let tiles = &mut scores.as_chunks_mut::<LANES>().0[from / LANES..visible.div_ceil(LANES)];
+    let first_tile = from / LANES;
+    let tiles = &mut scores.as_chunks_mut::<LANES>().0[first_tile..visible.div_ceil(LANES)];
     // From here on both count from the first of these tiles.
-    let (from, visible) = (from % LANES, visible - from / LANES * LANES);
+    let (from, visible) = (from % LANES, visible - first_tile * LANES);
     let lowest = l.splat(f32::NEG_INFINITY);
     let mut max = lowest;
     for (t, tile) in tiles.iter().enumerate() {
@@ -220,7 +195,8 @@ fn softmax<L: Lanes>(l: L, chunk: &mut Chunk<'_>, row: usize) {
             weight = l.keep_first(from, l.splat(0.0), weight);
         }
         sum = l.add(sum, weight);
-        l.store(weight, tile);
+        // SAFETY: this tile has a token that the row sees.
+        l.store(unsafe { F::weigh(l, chunk.tiles[first_tile + t], chunk.dim, weight) }, tile);
     }
     chunk.out.max[row] = max;
     chunk.out.sum[row] = l.reduce_add(sum);
@@ -232,7 +208,7 @@ fn softmax<L: Lanes>(l: L, chunk: &mut Chunk<'_>, row: usize) {
 /// # Safety
 /// As [`attend`], for rows `row..row + R`, all of which see `tokens`, even at both ends.
 #[inline(always)]
-unsafe fn values<L: Lanes, const R: usize, const D: usize>(
+unsafe fn values<L: Lanes, F: TileFormat, const R: usize, const D: usize>(
     l: L,
     chunk: &mut Chunk<'_>,
     row: usize,
@@ -253,7 +229,6 @@ unsafe fn values<L: Lanes, const R: usize, const D: usize>(
     for t in tokens.start / TILE_TOKENS..tokens.end.div_ceil(TILE_TOKENS) {
         let first = tokens.start.saturating_sub(t * TILE_TOKENS) / 2;
         let end = (tokens.end - t * TILE_TOKENS).min(TILE_TOKENS) / 2;
-        let v = chunk.tiles[t].wrapping_add(dim / 2 * TILE_TOKENS + group * LANES);
         for pair in first..end {
             let mut w = [(0.0, 0.0); R];
             for r in 0..R {
@@ -262,9 +237,8 @@ unsafe fn values<L: Lanes, const R: usize, const D: usize>(
                 w[r] = unsafe { (*weights.add(at), *weights.add(at + 1)) };
             }
             for d in 0..D {
-                // SAFETY: a tile's V holds 8 token pairs of `dim` words, aligned to 64 bytes.
-                let both = l.load_i(unsafe { &*v.add(pair * dim + d * LANES).cast() });
-                let (even, odd) = (l.low_bf16(both), l.high_bf16(both));
+                // SAFETY: the pair lies in the tile, and so do `dim / 16` groups.
+                let (even, odd) = unsafe { F::pair(l, chunk.tiles[t], dim, pair, group + d) };
                 for r in 0..R {
                     acc[r][d] = l.fma(even, l.splat(w[r].0), acc[r][d]);
                     acc[r][d] = l.fma(odd, l.splat(w[r].1), acc[r][d]);
@@ -285,17 +259,22 @@ unsafe fn values<L: Lanes, const R: usize, const D: usize>(
 /// # Safety
 /// As [`attend`]; the row sees `tokens`.
 #[inline(always)]
-unsafe fn values_of<L: Lanes>(l: L, chunk: &mut Chunk<'_>, row: usize, tokens: Range<usize>) {
+unsafe fn values_of<L: Lanes, F: TileFormat>(
+    l: L,
+    chunk: &mut Chunk<'_>,
+    row: usize,
+    tokens: Range<usize>,
+) {
     let dim = chunk.dim;
     let out = chunk.out.values[row * dim..][..dim].as_chunks_mut::<LANES>().0;
     for token in tokens {
         let weight = l.splat(chunk.scores[row * CHUNK_TOKENS + token]);
         let pair = token % TILE_TOKENS / 2;
-        let v = chunk.tiles[token / TILE_TOKENS].wrapping_add(dim / 2 * TILE_TOKENS + pair * dim);
+        let tile = chunk.tiles[token / TILE_TOKENS];
         for (d, out) in out.iter_mut().enumerate() {
-            // SAFETY: as in `values`; this token is visible.
-            let both = l.load_i(unsafe { &*v.add(d * LANES).cast() });
-            let v = if token % 2 == 0 { l.low_bf16(both) } else { l.high_bf16(both) };
+            // SAFETY: as in `values`; of the pair only the visible token is used.
+            let (even, odd) = unsafe { F::pair(l, tile, dim, pair, d) };
+            let v = if token % 2 == 0 { even } else { odd };
             l.store(l.fma(v, weight, l.load(out)), out);
         }
     }

@@ -1,6 +1,6 @@
 //! All kernels of one instruction set, chosen once at start.
 
-use super::attention::{self, Chunk, Partial};
+use super::attention::{self, Chunk, Partial, format};
 use super::burn;
 use super::matmul::{self, Matmul};
 use super::norm;
@@ -52,7 +52,8 @@ pub(crate) struct Kernels {
     pub(crate) quantize: unsafe fn(&[f32], &QuantView<'_>, usize),
     pub(crate) matmul: unsafe fn(&Matmul<'_>),
     pub(crate) rotate: unsafe fn(&mut Rotate<'_>),
-    pub(crate) attend: unsafe fn(&mut Chunk<'_>),
+    pub(crate) attend_bf16: unsafe fn(&mut Chunk<'_>),
+    pub(crate) attend_int8: unsafe fn(&mut Chunk<'_>),
     pub(crate) merge: unsafe fn(&mut Merge<'_>),
     /// Rounds of nothing but dots.
     pub(crate) burn: unsafe fn(usize) -> i32,
@@ -100,7 +101,8 @@ macro_rules! instantiate {
                 quantize,
                 matmul,
                 rotate,
-                attend,
+                attend_bf16,
+                attend_int8,
                 merge,
                 burn,
             };
@@ -144,9 +146,15 @@ macro_rules! instantiate {
             }
 
             $(#[target_feature(enable = $features)])?
-            unsafe fn attend(chunk: &mut Chunk<'_>) {
+            unsafe fn attend_bf16(chunk: &mut Chunk<'_>) {
                 // SAFETY: see the macro; the tiles are the caller's promise.
-                unsafe { attention::attend(<$lanes>::new(), chunk) }
+                unsafe { attention::attend::<_, format::Bf16>(<$lanes>::new(), chunk) }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn attend_int8(chunk: &mut Chunk<'_>) {
+                // SAFETY: see the macro; the tiles are the caller's promise.
+                unsafe { attention::attend::<_, format::Int8>(<$lanes>::new(), chunk) }
             }
 
             $(#[target_feature(enable = $features)])?

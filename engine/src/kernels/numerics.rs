@@ -109,6 +109,16 @@ pub fn bf16_widen(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
+/// Bits of the half-precision number nearest to `x`, ties to even; NaN stays NaN.
+pub fn f16_round(x: f32) -> u16 {
+    half::f16::from_f32_const(x).to_bits()
+}
+
+/// The number whose half-precision bits are `bits`.
+pub fn f16_widen(bits: u16) -> f32 {
+    half::f16::from_bits(bits).to_f32_const()
+}
+
 /// `(cos, sin)` of an angle in radians.
 pub(crate) fn cos_sin(angle: f64) -> (f32, f32) {
     (libm::cos(angle) as f32, libm::sin(angle) as f32)

@@ -141,3 +141,28 @@ pub(crate) unsafe fn quantize<L: Lanes>(l: L, x: &[f32], out: &QuantView<'_>, ro
         out.sums[b] = scale * sum as f32;
     }
 }
+
+/// Quantises `x[K]` with one scale, `q = round(x * 127 / max|x|)`; `(scale, Σ q)`.
+///
+/// NaN and infinity make the scale NaN or infinite.
+///
+/// # Panics
+/// When `quants` is not as long as `x`, or that is no multiple of 16.
+#[inline(always)]
+pub(crate) fn quantize_vector<L: Lanes>(l: L, x: &[f32], quants: &mut [i8]) -> (f32, i32) {
+    assert!(x.len() == quants.len() && x.len().is_multiple_of(LANES));
+    let x = x.as_chunks::<LANES>().0;
+    let mut bits = l.splat_i(0);
+    for x in x {
+        bits = l.max_i(bits, l.abs_bits(l.load(x)));
+    }
+    let max = f32::from_bits(l.reduce_max_i(bits) as u32);
+    let (scale, inverse) = if max < TINY { (0.0, 0.0) } else { (max / 127.0, 127.0 / max) };
+    let mut sum = 0i32;
+    for (x, quants) in x.iter().zip(quants.as_chunks_mut::<LANES>().0) {
+        let q = l.round(l.mul(l.load(x), l.splat(inverse)));
+        l.store_bytes(q, quants);
+        sum = sum.wrapping_add(l.reduce_add_i(q));
+    }
+    (scale, sum)
+}

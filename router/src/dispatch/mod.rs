@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use baton_kv_cache::{HashKey, prefix_hashes};
 use baton_types::{
-    BlockHash, Error, ErrorCode, FinishReason, GenerateRequest, KvDtype, NodeId, RequestId,
-    TokenLogprobs, TokenOutput,
+    BlockHash, Error, ErrorCode, FinishReason, GenerateRequest, NodeId, RequestId, TokenLogprobs,
+    TokenOutput,
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -136,9 +136,9 @@ impl Dispatch {
         arrived: Instant,
         events: mpsc::Sender<RequestEvent>,
     ) -> Self {
-        // All nodes of one numerics version hold their KV in bf16.
-        let key =
-            HashKey::new(&model.fingerprint, &model.numerics, KvDtype::Bf16, &request.tenant_salt);
+        // As the nodes hash: their numerics version names the precision of their KV.
+        let dtype = model.numerics.kv_dtype().unwrap_or_default();
+        let key = HashKey::new(&model.fingerprint, &model.numerics, dtype, &request.tenant_salt);
         Self {
             hashes: prefix_hashes(&key, &request.prompt),
             sequencer: Sequencer::new(request.choices),

@@ -1,13 +1,13 @@
 //! Rotation, the KV store, and attention over pages.
 
-use baton_types::ModelSpec;
+use baton_types::{KvDtype, ModelSpec};
 
 use super::super::CpuBackend;
 use super::super::batch::{Batch, QueryTile, TILE_ROWS, Unit, Work, first_key};
 use super::super::buffers::AttentionScratch;
 use super::super::pages::SharedPages;
 use crate::kernels::attention::{CHUNK_TILES, CHUNK_TOKENS, Chunk, Partial, TILE_TOKENS};
-use crate::kernels::dispatch::{Kernels, Merge, NormHeads, Rotate};
+use crate::kernels::dispatch::{Merge, NormHeads, Rotate};
 use crate::memory::Parts;
 use crate::pool::{Pieces, share};
 
@@ -19,6 +19,13 @@ struct Shapes {
     group: usize,
     query_stride: usize,
     out_stride: usize,
+}
+
+/// The kernels that fit the pages.
+#[derive(Clone, Copy)]
+struct AttentionKernels {
+    attend: unsafe fn(&mut Chunk<'_>),
+    merge: unsafe fn(&mut Merge<'_>),
 }
 
 impl CpuBackend {
@@ -85,6 +92,11 @@ impl CpuBackend {
         let (queries, out) = (buffers.qkv.parts(), buffers.attended.parts());
         let partials = Parts::new(&mut buffers.partials);
         let scratches = Parts::new(&mut buffers.attention);
+        let attend = match pages.layout().dtype {
+            KvDtype::Int8 => kernels.attend_int8,
+            _ => kernels.attend_bf16,
+        };
+        let kernels = AttentionKernels { attend, merge: kernels.merge };
         let pages = pages.shared();
         let pieces = Pieces::new(work.units.len(), 1);
         pool.run(&|thread| {
@@ -148,7 +160,7 @@ unsafe fn load_queries(
 /// # Safety
 /// Nobody writes a page of the tile's span.
 unsafe fn attend_unit(
-    kernels: &Kernels,
+    kernels: AttentionKernels,
     shapes: Shapes,
     batch: &Batch<'_>,
     layer: usize,
@@ -182,6 +194,7 @@ unsafe fn attend_unit(
             from: &scratch.from,
             visible: &scratch.visible,
             tiles,
+            quants: &mut scratch.quants,
             scores: &mut scratch.scores,
             out: if is_first { &mut scratch.state } else { &mut scratch.chunk },
         };
@@ -226,7 +239,7 @@ fn merge_units(
     batch: &Batch<'_>,
     work: &Work,
     shapes: Shapes,
-    kernels: &Kernels,
+    kernels: AttentionKernels,
     partials: &mut [Partial],
     out: Parts<'_, f32>,
 ) {

@@ -5,11 +5,12 @@ use std::ops::Range;
 use super::{Random, bits, kernels};
 use crate::kernels::attention::{CHUNK_TILES, CHUNK_TOKENS, Chunk, Partial, TILE_TOKENS};
 use crate::kernels::dispatch::{Kernels, Merge};
-use crate::kernels::numerics::{bf16_round, bf16_widen};
+use crate::kernels::numerics::{bf16_round, bf16_widen, f16_round, f16_widen};
 
 /// K and V of 256 tokens in tiles, and as numbers.
 struct Keys {
     dim: usize,
+    is_int8: bool,
     tiles: Vec<Vec<[u32; 16]>>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -41,7 +42,46 @@ impl Keys {
             words.as_chunks().0.to_vec()
         };
         let tiles = (0..CHUNK_TILES).map(tile).collect();
-        Self { dim, tiles, k, v }
+        Self { dim, is_int8: false, tiles, k, v }
+    }
+
+    /// The same as bytes: of tokens that are not `filled` the scales are NaN.
+    fn int8(dim: usize, filled: Range<usize>, random: &mut Random) -> Self {
+        let mut keys = Self { dim, is_int8: true, tiles: Vec::new(), k: Vec::new(), v: Vec::new() };
+        for tile in 0..CHUNK_TILES {
+            let mut bytes = vec![0u8; 32 * dim + 64];
+            for (token, half) in (0..TILE_TOKENS).flat_map(|token| [(token, 0), (token, 1)]) {
+                let is_filled = filled.contains(&(tile * TILE_TOKENS + token));
+                let scale = if is_filled { 0.008 * random.number() } else { f32::NAN };
+                let scale = f16_round(scale);
+                let at = 32 * dim + 32 * half + 2 * token;
+                bytes[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+                for d in 0..dim {
+                    let q = (random.below(255) as i32 - 127) as i8;
+                    let number = f32::from(q) * f16_widen(scale);
+                    if half == 0 {
+                        bytes[d / 4 * 64 + token * 4 + d % 4] = (q as u8).wrapping_add(128);
+                        keys.k.push(number);
+                    } else {
+                        bytes[16 * dim + token * dim + d] = q as u8;
+                        keys.v.push(number);
+                    }
+                }
+            }
+            let words: Vec<u32> =
+                bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+            keys.tiles.push(words.as_chunks().0.to_vec());
+        }
+        keys
+    }
+
+    /// A query as the kernel reads it.
+    fn rounded(&self, query: &[f32]) -> Vec<f32> {
+        if !self.is_int8 {
+            return query.to_vec();
+        }
+        let max = query.iter().fold(0.0, |max: f32, q| max.max(q.abs()));
+        query.iter().map(|q| (q * (127.0 / max)).round_ties_even() * (max / 127.0)).collect()
     }
 
     fn attend(&self, kernels: &Kernels, queries: &[f32], from: &[u32], visible: &[u32]) -> Partial {
@@ -54,19 +94,22 @@ impl Keys {
             from,
             visible,
             tiles: std::array::from_fn(|t| self.tiles[t].as_ptr().cast()),
+            quants: &mut vec![0; rows * self.dim],
             scores: &mut scores,
             out: &mut out,
         };
+        let attend = if self.is_int8 { kernels.attend_int8 } else { kernels.attend_bf16 };
         // SAFETY: the tiles are whole, and there is one thread.
-        unsafe { (kernels.attend)(&mut chunk) };
+        unsafe { attend(&mut chunk) };
         out
     }
 
     /// `(max, sum, values)` in f64.
     fn reference(&self, query: &[f32], visible: Range<usize>) -> (f64, f64, Vec<f64>) {
+        let query = self.rounded(query);
         let dot = |t: usize| -> f64 {
             let k = &self.k[t * self.dim..][..self.dim];
-            k.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum()
+            k.iter().zip(&query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum()
         };
         let scores: Vec<f64> = visible.clone().map(dot).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -93,10 +136,14 @@ fn all_agree_and_are_close_to_f64() {
                 let from: Vec<u32> = (visible.iter())
                     .map(|end| (first + first.min(random.below(7))).min(*end as usize - 1) as u32)
                     .collect();
-                let keys = Keys::new(dim, first..most, &mut random);
                 let queries: Vec<f32> =
                     random.numbers(rows * dim).iter().map(|q| q * 0.3).collect();
-                agree(&keys, &queries, &from, &visible);
+                for keys in [
+                    Keys::new(dim, first..most, &mut random),
+                    Keys::int8(dim, first..most, &mut random),
+                ] {
+                    agree(&keys, &queries, &from, &visible);
+                }
             }
         }
     }

@@ -1,0 +1,151 @@
+//! What is written is what is read, to the bit, whatever the pages look like.
+
+use super::*;
+use crate::kernels::numerics::{bf16_widen, f16_widen};
+
+const LAYERS: u16 = 2;
+const HEADS: u16 = 3;
+const DIM: u16 = 48;
+
+fn pages(dtype: KvDtype, block_tokens: u16) -> Pages {
+    let layout = KvLayout { layers: LAYERS, kv_heads: HEADS, head_dim: DIM, block_tokens, dtype };
+    Pages::new(layout, 8).unwrap()
+}
+
+fn bytes(count: usize, seed: u64) -> Vec<u8> {
+    let mut x = seed;
+    let next = |_| {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (x >> 33) as u8
+    };
+    (0..count).map(next).collect()
+}
+
+#[test]
+fn a_payload_survives_pages_of_any_size() {
+    let blocks = [5, 0, 7, 2].map(BlockId);
+    for dtype in [KvDtype::Bf16, KvDtype::Int8] {
+        for block_tokens in [16, 32, 48] {
+            let mut pages = pages(dtype, block_tokens);
+            let token_bytes = pages.layout().token_layer_bytes();
+            let most = 4 * usize::from(block_tokens);
+            let mut all = Vec::new();
+            for layer in 0..usize::from(LAYERS) {
+                let payload = bytes(most * token_bytes, layer as u64);
+                let span = KvSpan { layer, blocks: &blocks, token_first: 0, token_count: most };
+                pages.write(&span, &payload).unwrap();
+                all.push((span, payload));
+            }
+            for (span, payload) in &all {
+                let mut read = Vec::new();
+                pages.read_kv(span, &mut read);
+                assert!(read == *payload, "{dtype} {block_tokens}");
+            }
+            // A part of a layer, written and read again, leaves its neighbours alone.
+            for (token_first, token_count) in [(0, 1), (3, 14), (15, 18), (most - 1, 1)] {
+                let span = KvSpan { layer: 1, blocks: &blocks, token_first, token_count };
+                let (mut before, mut after) = (Vec::new(), Vec::new());
+                pages.read_kv(&span, &mut before);
+                let payload = bytes(token_count * token_bytes, 99);
+                pages.write(&span, &payload).unwrap();
+                pages.read_kv(&span, &mut after);
+                assert_eq!(after, payload);
+                pages.write(&span, &before).unwrap();
+                let mut whole = Vec::new();
+                pages.read_kv(&all[1].0, &mut whole);
+                assert!(whole == all[1].1, "{dtype} {block_tokens} {token_first}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copied_block_reads_the_same() {
+    for dtype in [KvDtype::Bf16, KvDtype::Int8] {
+        let mut pages = pages(dtype, 32);
+        let token_bytes = pages.layout().token_layer_bytes();
+        let span = |blocks, token_count| KvSpan { layer: 1, blocks, token_first: 0, token_count };
+        pages.write(&span(&[BlockId(3)], 32), &bytes(32 * token_bytes, 1)).unwrap();
+        pages.write(&span(&[BlockId(6)], 32), &bytes(32 * token_bytes, 2)).unwrap();
+        let beyond = KvSpan { layer: 1, blocks: &[BlockId(6)], token_first: 21, token_count: 11 };
+        let (mut from, mut to, mut rest) = (Vec::new(), Vec::new(), [Vec::new(), Vec::new()]);
+        pages.read_kv(&beyond, &mut rest[0]);
+        pages.copy_block(BlockId(3), BlockId(6), 21);
+        pages.read_kv(&span(&[BlockId(3)], 21), &mut from);
+        pages.read_kv(&span(&[BlockId(6)], 21), &mut to);
+        assert_eq!(from, to, "{dtype}");
+        pages.read_kv(&beyond, &mut rest[1]);
+        assert_eq!(rest[0], rest[1], "{dtype}");
+    }
+}
+
+/// K (or V) of one token, three heads, and what `store` makes of it.
+fn stored(dtype: KvDtype, x: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    let mut pages = pages(dtype, 16);
+    let dim = usize::from(DIM);
+    for head in 0..usize::from(HEADS) {
+        let (k, v) = (&x[head * dim..][..dim], &x[(2 - head) * dim..][..dim]);
+        // SAFETY: there is one thread.
+        unsafe { pages.shared().store(1, &[BlockId(4)], head, 9, k, v) };
+    }
+    let mut payload = Vec::new();
+    let span = KvSpan { layer: 1, blocks: &[BlockId(4)], token_first: 9, token_count: 1 };
+    pages.read_kv(&span, &mut payload);
+    let numbers = match dtype {
+        KvDtype::Int8 => {
+            let (quants, scales) = payload.split_at(2 * usize::from(HEADS) * dim);
+            let scales =
+                scales.as_chunks::<2>().0.iter().map(|s| f16_widen(u16::from_le_bytes(*s)));
+            let rows = quants.chunks_exact(dim).zip(scales);
+            rows.flat_map(|(row, scale)| row.iter().map(move |q| f32::from(*q as i8) * scale))
+                .collect()
+        }
+        _ => {
+            let words = payload.as_chunks::<2>().0.iter();
+            words.map(|b| bf16_widen(u16::from_le_bytes(*b))).collect()
+        }
+    };
+    (payload, numbers)
+}
+
+#[test]
+fn stored_numbers_are_near() {
+    let dim = usize::from(DIM);
+    let x: Vec<f32> = bytes(3 * dim, 7)
+        .iter()
+        .enumerate()
+        .map(|(i, byte)| (f32::from(*byte) - 128.0) * [1e-6, 0.02, 70.0][i / dim])
+        .collect();
+    for (dtype, near) in [(KvDtype::Bf16, 1.0 / 256.0), (KvDtype::Int8, 1.0 / 253.0)] {
+        let (_, got) = stored(dtype, &x);
+        for head in 0..3 {
+            let want = &x[head * dim..][..dim];
+            let most = want.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+            // K of this head, and V of the head opposite.
+            for start in [head * dim, (3 + 2 - head) * dim] {
+                for (got, want) in got[start..start + dim].iter().zip(want) {
+                    // The smallest scale is subnormal in half precision, and coarse.
+                    let slack = if head == 0 { 0.02 * most } else { 0.0 };
+                    assert!((got - want).abs() <= most * near + slack, "{dtype} {got} {want}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_shows_and_zero_is_zero() {
+    let dim = usize::from(DIM);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut x = vec![1.0; 3 * dim];
+        x[dim + 5] = bad;
+        let (_, got) = stored(KvDtype::Int8, &x);
+        assert!(got[dim..2 * dim].iter().all(|x| x.is_nan() || x.is_infinite()), "{bad}");
+        assert!(got[..dim].iter().all(|x| *x == 1.0 || (x - 1.0).abs() < 1e-3));
+    }
+    let (payload, _) = stored(KvDtype::Int8, &vec![0.0; 3 * dim]);
+    assert!(payload.iter().all(|byte| *byte == 0));
+    // A scale that underflows is zero, and so are its bytes.
+    let (payload, _) = stored(KvDtype::Int8, &vec![1e-9; 3 * dim]);
+    assert!(payload.iter().all(|byte| *byte == 0));
+}
