@@ -20,8 +20,6 @@ unsafe impl Plain for u16 {}
 // SAFETY: plain numbers.
 unsafe impl Plain for i32 {}
 // SAFETY: plain numbers.
-unsafe impl Plain for u64 {}
-// SAFETY: plain numbers.
 unsafe impl Plain for [i32; 2] {}
 // SAFETY: plain numbers.
 unsafe impl Plain for f32 {}

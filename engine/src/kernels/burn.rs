@@ -1,4 +1,5 @@
-//! Nothing but dots, as fast as they go: the ceiling that products are held against.
+//! Nothing but dots, and nothing but reads, as fast as they go: the ceilings that the engine is
+//! held against.
 
 use crate::simd::{LANES, Lanes};
 
@@ -19,4 +20,21 @@ pub(crate) fn burn<L: Lanes>(l: L, rounds: usize) -> i32 {
         }
     }
     sums.iter().fold(0, |all, sum| all.wrapping_add(l.reduce_add_i(*sum)))
+}
+
+/// How far ahead memory is asked for.
+const READ_AHEAD_BYTES: usize = 4096;
+
+/// Reads `bytes` (all but what is left over of 512) once; what it returns only keeps the reads
+/// from being left out.
+#[inline(always)]
+pub(crate) fn read<L: Lanes>(l: L, bytes: &[u8]) -> i32 {
+    let mut most = [l.splat_i(0); 8];
+    for lines in bytes.as_chunks::<{ 4 * LANES }>().0.as_chunks::<8>().0 {
+        for (most, line) in most.iter_mut().zip(lines) {
+            l.prefetch(line.as_ptr().wrapping_add(READ_AHEAD_BYTES));
+            *most = l.max_i(*most, l.load_bytes(line));
+        }
+    }
+    most.iter().fold(0, |all, most| all.max(l.reduce_max_i(*most)))
 }

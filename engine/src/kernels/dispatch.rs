@@ -57,6 +57,8 @@ pub(crate) struct Kernels {
     pub(crate) merge: unsafe fn(&mut Merge<'_>),
     /// Rounds of nothing but dots.
     pub(crate) burn: unsafe fn(usize) -> i32,
+    /// Nothing but reads.
+    pub(crate) read: unsafe fn(&[u8]) -> i32,
 }
 
 impl Kernels {
@@ -105,6 +107,7 @@ macro_rules! instantiate {
                 attend_int8,
                 merge,
                 burn,
+                read,
             };
 
             $(#[target_feature(enable = $features)])?
@@ -168,6 +171,12 @@ macro_rules! instantiate {
             unsafe fn burn(rounds: usize) -> i32 {
                 // SAFETY: see the macro.
                 burn::burn(unsafe { <$lanes>::new() }, rounds)
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn read(bytes: &[u8]) -> i32 {
+                // SAFETY: see the macro.
+                burn::read(unsafe { <$lanes>::new() }, bytes)
             }
         }
     };
