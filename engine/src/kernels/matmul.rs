@@ -86,20 +86,59 @@ pub(crate) unsafe fn matmul<L: Lanes>(l: L, job: &Matmul<'_>) {
     // SAFETY: the assertions keep inputs and outputs in bounds; the rest is the caller's promise.
     unsafe {
         match job.weights.format() {
-            WeightFormat::Q4_0 => bytes::panels::<L, bytes::Q4_0>(l, job),
-            WeightFormat::Q4_1 => bytes::panels::<L, bytes::Q4_1>(l, job),
-            WeightFormat::Q5_0 => bytes::panels::<L, bytes::Q5_0>(l, job),
-            WeightFormat::Q5_1 => bytes::panels::<L, bytes::Q5_1>(l, job),
-            WeightFormat::Q8_0 => bytes::panels::<L, bytes::Q8_0>(l, job),
-            WeightFormat::Iq4Nl => bytes::panels::<L, bytes::Iq4Nl>(l, job),
-            WeightFormat::Q2K => supers::panels::<L, supers::Q2K>(l, job),
-            WeightFormat::Q3K => supers::panels::<L, supers::Q3K>(l, job),
-            WeightFormat::Q4K => supers::panels::<L, supers::Q4K>(l, job),
-            WeightFormat::Q5K => supers::panels::<L, supers::Q5K>(l, job),
-            WeightFormat::Q6K => supers::panels::<L, supers::Q6K>(l, job),
-            WeightFormat::F16 => floats::panels::<L, floats::F16>(l, job),
-            WeightFormat::Bf16 => floats::panels::<L, floats::Bf16>(l, job),
-            WeightFormat::F32 => floats::panels::<L, floats::F32>(l, job),
+            WeightFormat::Q4_0 => panels::<L, bytes::Products<bytes::Q4_0>>(l, job),
+            WeightFormat::Q4_1 => panels::<L, bytes::Products<bytes::Q4_1>>(l, job),
+            WeightFormat::Q5_0 => panels::<L, bytes::Products<bytes::Q5_0>>(l, job),
+            WeightFormat::Q5_1 => panels::<L, bytes::Products<bytes::Q5_1>>(l, job),
+            WeightFormat::Q8_0 => panels::<L, bytes::Products<bytes::Q8_0>>(l, job),
+            WeightFormat::Iq4Nl => panels::<L, bytes::Products<bytes::Iq4Nl>>(l, job),
+            WeightFormat::Q2K => panels::<L, supers::Products<supers::Q2K>>(l, job),
+            WeightFormat::Q3K => panels::<L, supers::Products<supers::Q3K>>(l, job),
+            WeightFormat::Q4K => panels::<L, supers::Products<supers::Q4K>>(l, job),
+            WeightFormat::Q5K => panels::<L, supers::Products<supers::Q5K>>(l, job),
+            WeightFormat::Q6K => panels::<L, supers::Products<supers::Q6K>>(l, job),
+            WeightFormat::F16 => panels::<L, floats::Products<floats::F16>>(l, job),
+            WeightFormat::Bf16 => panels::<L, floats::Products<floats::Bf16>>(l, job),
+            WeightFormat::F32 => panels::<L, floats::Products<floats::F32>>(l, job),
+        }
+    }
+}
+
+/// How the formats of one kind compute rows of one panel.
+trait PanelRows {
+    /// Computes rows `row..row + M` of panel `panel`.
+    ///
+    /// # Safety
+    /// As [`matmul`], for these rows.
+    unsafe fn compute<L: Lanes, const M: usize>(l: L, job: &Matmul<'_>, panel: usize, row: usize);
+}
+
+/// All panels of the job, tokens in tiles of 8, 4, 2, 1.
+///
+/// # Safety
+/// As [`matmul`], which has checked the bounds.
+#[inline(always)]
+unsafe fn panels<L: Lanes, P: PanelRows>(l: L, job: &Matmul<'_>) {
+    for panel in job.panels.clone() {
+        let mut row = 0;
+        // SAFETY: rows stay below `job.rows`; the rest is the caller's promise.
+        unsafe {
+            while L::MANY_REGISTERS && row + 8 <= job.rows {
+                P::compute::<L, 8>(l, job, panel, row);
+                row += 8;
+            }
+            while L::TILES && row + 4 <= job.rows {
+                P::compute::<L, 4>(l, job, panel, row);
+                row += 4;
+            }
+            if L::TILES && row + 2 <= job.rows {
+                P::compute::<L, 2>(l, job, panel, row);
+                row += 2;
+            }
+            while row < job.rows {
+                P::compute::<L, 1>(l, job, panel, row);
+                row += 1;
+            }
         }
     }
 }

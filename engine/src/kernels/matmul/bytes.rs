@@ -1,7 +1,9 @@
 //! Products of quantised weights with quantised activations: exact integer dots of 32.
 
+use std::marker::PhantomData;
+
 use super::columns::{Columns, half_floats};
-use super::{Matmul, STREAM_AHEAD_BYTES, Tile, finish, unpack};
+use super::{Matmul, PanelRows, STREAM_AHEAD_BYTES, Tile, finish, unpack};
 use crate::kernels::quantize::QuantView;
 use crate::memory::Parts;
 use crate::simd::Lanes;
@@ -62,31 +64,17 @@ format!(Q5_1, 640, zero 0, minima true, five_bits);
 format!(Q8_0, 1024, zero -128, minima false, bytes);
 format!(Iq4Nl, 512, zero -128, minima false, iq4_nl);
 
-/// All panels of the job, tokens in tiles of 8, 4, 2, 1.
-///
-/// # Safety
-/// As `matmul`, which has checked the bounds.
-#[inline(always)]
-pub(super) unsafe fn panels<L: Lanes, F: Format>(l: L, job: &Matmul<'_>) {
-    for panel in job.panels.clone() {
-        let mut row = 0;
-        // SAFETY: rows stay below `job.rows`; the rest is the caller's promise.
+/// Products of format `F`.
+pub(super) struct Products<F>(PhantomData<F>);
+
+impl<F: Format> PanelRows for Products<F> {
+    #[inline(always)]
+    unsafe fn compute<L: Lanes, const M: usize>(l: L, job: &Matmul<'_>, panel: usize, row: usize) {
+        // SAFETY: the caller's promise.
         unsafe {
-            while L::MANY_REGISTERS && row + 8 <= job.rows {
-                halves::<L, F, 8>(l, job, panel, row);
-                row += 8;
-            }
-            while L::TILES && row + 4 <= job.rows {
-                halves::<L, F, 4>(l, job, panel, row);
-                row += 4;
-            }
-            if L::TILES && row + 2 <= job.rows {
-                halves::<L, F, 2>(l, job, panel, row);
-                row += 2;
-            }
-            while row < job.rows {
-                whole::<L, F>(l, job, panel, row);
-                row += 1;
+            match M {
+                1 => whole::<L, F>(l, job, panel, row),
+                _ => halves::<L, F, M>(l, job, panel, row),
             }
         }
     }

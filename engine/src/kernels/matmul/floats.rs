@@ -1,6 +1,8 @@
 //! Products of floating-point weights with `f32` activations: one fused chain along K.
 
-use super::{Matmul, Tile, finish};
+use std::marker::PhantomData;
+
+use super::{Matmul, PanelRows, Tile, finish};
 use crate::simd::{LANES, Lanes};
 
 /// A floating-point format; a panel is `[k][32 rows]`.
@@ -41,60 +43,28 @@ impl Format for F32 {
     }
 }
 
-/// All panels of the job, tokens in tiles of 8, 4, 2, 1.
-///
-/// # Safety
-/// As `matmul`, which has checked the bounds.
-#[inline(always)]
-pub(super) unsafe fn panels<L: Lanes, F: Format>(l: L, job: &Matmul<'_>) {
-    for panel in job.panels.clone() {
-        let mut row = 0;
-        // SAFETY: rows stay below `job.rows`; the rest is the caller's promise.
-        unsafe {
-            while L::MANY_REGISTERS && row + 8 <= job.rows {
-                tile::<L, F, 8>(l, job, panel, row);
-                row += 8;
-            }
-            while L::TILES && row + 4 <= job.rows {
-                tile::<L, F, 4>(l, job, panel, row);
-                row += 4;
-            }
-            if L::TILES && row + 2 <= job.rows {
-                tile::<L, F, 2>(l, job, panel, row);
-                row += 2;
-            }
-            while row < job.rows {
-                tile::<L, F, 1>(l, job, panel, row);
-                row += 1;
-            }
-        }
-    }
-}
+/// Products of format `F`.
+pub(super) struct Products<F>(PhantomData<F>);
 
-/// # Safety
-/// As `matmul`, for rows `row..row + M`.
-#[inline(always)]
-unsafe fn tile<L: Lanes, F: Format, const M: usize>(
-    l: L,
-    job: &Matmul<'_>,
-    panel: usize,
-    row: usize,
-) {
-    let k = job.weights.k();
-    let mut acc: Tile<L::F, M> = [[l.splat(0.0); 2]; M];
-    let weights = job.weights.panel(panel).as_ptr().cast::<[[F::Stored; LANES]; 2]>();
-    let input = job.input.floats.as_ptr().wrapping_add(row * k);
-    for i in 0..k {
-        // SAFETY: a panel holds `k` columns of 32 elements, aligned to 64 bytes.
-        let column = unsafe { &*weights.add(i) };
-        let w = [F::load(l, &column[0]), F::load(l, &column[1])];
-        for m in 0..M {
-            // SAFETY: rows are in bounds by the caller's promise, and nobody writes them.
-            let x = l.splat(unsafe { *input.add(m * k + i) });
-            acc[m][0] = l.fma(w[0], x, acc[m][0]);
-            acc[m][1] = l.fma(w[1], x, acc[m][1]);
+impl<F: Format> PanelRows for Products<F> {
+    #[inline(always)]
+    unsafe fn compute<L: Lanes, const M: usize>(l: L, job: &Matmul<'_>, panel: usize, row: usize) {
+        let k = job.weights.k();
+        let mut acc: Tile<L::F, M> = [[l.splat(0.0); 2]; M];
+        let weights = job.weights.panel(panel).as_ptr().cast::<[[F::Stored; LANES]; 2]>();
+        let input = job.input.floats.as_ptr().wrapping_add(row * k);
+        for i in 0..k {
+            // SAFETY: a panel holds `k` columns of 32 elements, aligned to 64 bytes.
+            let column = unsafe { &*weights.add(i) };
+            let w = [F::load(l, &column[0]), F::load(l, &column[1])];
+            for m in 0..M {
+                // SAFETY: rows are in bounds by the caller's promise, and nobody writes them.
+                let x = l.splat(unsafe { *input.add(m * k + i) });
+                acc[m][0] = l.fma(w[0], x, acc[m][0]);
+                acc[m][1] = l.fma(w[1], x, acc[m][1]);
+            }
         }
+        // SAFETY: the caller's promise.
+        unsafe { finish::<L, M>(l, job, panel, row, &acc) }
     }
-    // SAFETY: the caller's promise.
-    unsafe { finish::<L, M>(l, job, panel, row, &acc) }
 }

@@ -1,8 +1,10 @@
 //! Products of K-quants with quantised activations: exact integer dots of 32 or 16 columns, and
 //! scales and minima that are exact products of a super-block's f16 and a small integer.
 
+use std::marker::PhantomData;
+
 use super::columns::{Column, Columns, half_floats};
-use super::{Matmul, STREAM_AHEAD_BYTES, Tile, finish, unpack};
+use super::{Matmul, PanelRows, STREAM_AHEAD_BYTES, Tile, finish, unpack};
 use crate::simd::{LANES, Lanes};
 
 /// Blocks of 32 columns in a super-block.
@@ -57,31 +59,17 @@ format!(Q4K, 512, zero 0, parts 1, minima true, nibbles);
 format!(Q5K, 640, zero 0, parts 1, minima true, five_bits);
 format!(Q6K, 768, zero -32, parts 2, minima false, six_bits);
 
-/// All panels of the job, tokens in tiles of 8, 4, 2, 1.
-///
-/// # Safety
-/// As `matmul`, which has checked the bounds.
-#[inline(always)]
-pub(super) unsafe fn panels<L: Lanes, F: Format>(l: L, job: &Matmul<'_>) {
-    for panel in job.panels.clone() {
-        let mut row = 0;
-        // SAFETY: rows stay below `job.rows`; the rest is the caller's promise.
+/// Products of format `F`.
+pub(super) struct Products<F>(PhantomData<F>);
+
+impl<F: Format> PanelRows for Products<F> {
+    #[inline(always)]
+    unsafe fn compute<L: Lanes, const M: usize>(l: L, job: &Matmul<'_>, panel: usize, row: usize) {
+        // SAFETY: the caller's promise.
         unsafe {
-            while L::MANY_REGISTERS && row + 8 <= job.rows {
-                halves::<L, F, 8>(l, job, panel, row);
-                row += 8;
-            }
-            while L::TILES && row + 4 <= job.rows {
-                halves::<L, F, 4>(l, job, panel, row);
-                row += 4;
-            }
-            if L::TILES && row + 2 <= job.rows {
-                halves::<L, F, 2>(l, job, panel, row);
-                row += 2;
-            }
-            while row < job.rows {
-                whole::<L, F>(l, job, panel, row);
-                row += 1;
+            match M {
+                1 => whole::<L, F>(l, job, panel, row),
+                _ => halves::<L, F, M>(l, job, panel, row),
             }
         }
     }
