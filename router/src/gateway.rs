@@ -101,13 +101,9 @@ impl Gateway {
         model: &Arc<Model>,
         texts: Vec<String>,
     ) -> Result<Vec<Vec<TokenId>>, Error> {
-        let interrupted = || Error::internal("encoding was interrupted");
-        let _place = self.encoders.acquire().await.map_err(|_| interrupted())?;
         let model = model.clone();
-        let encode = move || {
-            texts.iter().map(|text| model.tokenizer.encode_prompt(text)).collect::<Vec<_>>()
-        };
-        tokio::task::spawn_blocking(encode).await.map_err(|_| interrupted())
+        let encode = move || texts.iter().map(|text| model.tokenizer.encode_prompt(text)).collect();
+        self.encoding(encode).await
     }
 
     /// Renders a chat as [`encode`](Self::encode) encodes: templates are code.
@@ -132,12 +128,22 @@ impl Gateway {
             let error = Error::new(ErrorCode::Unsupported, message);
             return Err(Error { field: Some("model".into()), ..error });
         }
-        let interrupted = || Error::internal("rendering was interrupted");
-        let _place = self.encoders.acquire().await.map_err(|_| interrupted())?;
         let model = model.clone();
         let render = move || model.tokenizer.encode_chat(&messages, &options);
-        let rendered = tokio::task::spawn_blocking(render).await.map_err(|_| interrupted())?;
-        Ok(rendered?)
+        Ok(self.encoding(render).await??)
+    }
+
+    /// Runs `work` in one of the places for encoding.
+    ///
+    /// # Errors
+    /// `Internal` where it was interrupted.
+    async fn encoding<R: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<R, Error> {
+        let interrupted = || Error::internal("encoding was interrupted");
+        let _place = self.encoders.acquire().await.map_err(|_| interrupted())?;
+        tokio::task::spawn_blocking(work).await.map_err(|_| interrupted())
     }
 
     /// Completes and validates a request.

@@ -127,8 +127,11 @@ mod tests {
 
     #[test]
     fn errors_name_the_key_and_the_source() {
-        let unknown = load_with("thraeds = 4", &[]).unwrap_err().to_string();
-        assert!(unknown.contains("thraeds") && unknown.contains("/"), "{unknown}");
+        let path = tempfile::NamedTempFile::new().expect("a temporary file").into_temp_path();
+        std::fs::write(&path, "thraeds = 4").expect("it is writable");
+        let unknown = load(&defaults(), Some(&path), Default::default()).unwrap_err().to_string();
+        let source = format!("(from {})", path.display());
+        assert!(unknown.contains("thraeds") && unknown.contains(&source), "{unknown}");
         let wrong = load_with("threads = \"x\"", &[]).unwrap_err().to_string();
         assert!(wrong.contains("threads") && wrong.contains("a whole number"), "{wrong}");
         assert!(!wrong.contains("usize") && wrong.contains("/"), "{wrong}");
