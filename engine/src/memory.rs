@@ -20,8 +20,6 @@ unsafe impl Plain for u16 {}
 // SAFETY: plain numbers.
 unsafe impl Plain for i32 {}
 // SAFETY: plain numbers.
-unsafe impl Plain for [i32; 2] {}
-// SAFETY: plain numbers.
 unsafe impl Plain for f32 {}
 
 /// A zeroed slice from the system, aligned to 2 MiB; pages are committed when first touched.
@@ -159,6 +157,13 @@ impl<'a, T> Parts<'a, T> {
         assert!(count <= self.len);
         let first = self.first.wrapping_add(count);
         Self { first, len: self.len - count, slice: PhantomData }
+    }
+
+    /// The part of `thread` where each of `threads` threads gets as much.
+    pub(crate) fn share(&self, threads: usize, thread: usize) -> Self {
+        let len = self.len / threads;
+        let first = self.skip(thread * len).first;
+        Self { first, len, slice: PhantomData }
     }
 
     /// The first element, for kernels that write rows with a stride.

@@ -136,6 +136,8 @@ pub(crate) trait Lanes: Copy {
 
     /// Four bytes for each lane.
     fn load_bytes(self, x: &[u8; 4 * LANES]) -> Self::I;
+    /// Four bytes of each lane.
+    fn store_quads(self, x: Self::I, to: &mut [u8; 4 * LANES]);
     fn low_nibbles(self, x: Self::I) -> Self::I;
     fn high_nibbles(self, x: Self::I) -> Self::I;
     /// Each byte moved `down` bits down (up where it is negative), then masked; `mask` takes no bit

@@ -6,6 +6,7 @@ use super::CpuConfig;
 use super::batch::TILE_ROWS;
 use crate::kernels::attention::{CHUNK_TOKENS, Partial};
 use crate::kernels::experts::{Pick, Routes};
+use crate::kernels::matmul::{PanelBlock, panel_blocks};
 use crate::kernels::quantize::QuantRows;
 use crate::memory::Buffer;
 use crate::weights::{PANEL_ROWS, Weights};
@@ -24,6 +25,8 @@ pub(super) struct Buffers {
     pub(super) gated: Buffer<f32>,
     /// The input of the product at hand, quantised.
     pub(super) quants: QuantRows,
+    /// Room for an unpacked panel for each thread.
+    pub(super) unpacked: Buffer<PanelBlock>,
     /// `[logit row][vocab, padded to a panel]`
     pub(super) logits: Buffer<f32>,
     /// Empty but for a mixture of experts.
@@ -74,6 +77,7 @@ impl Buffers {
         // Slots of a row: one where there are no experts.
         let slots = spec.features.experts.map_or(1, |experts| experts.used);
         let widest = query_width.max(slots * spec.hidden.max(spec.ffn));
+        let columns = query_width.max(spec.hidden).max(spec.ffn);
         let tile_rows = TILE_ROWS.max(spec.heads / spec.kv_heads);
         let scratch = || AttentionScratch {
             queries: vec![0.0; tile_rows * spec.head_dim],
@@ -91,6 +95,7 @@ impl Buffers {
             attended: Buffer::zeroed(rows * query_width)?,
             gated: Buffer::zeroed(rows * slots * spec.ffn)?,
             quants: QuantRows::new(rows, widest)?,
+            unpacked: Buffer::zeroed(config.threads * panel_blocks(columns))?,
             logits: Buffer::zeroed(
                 config.max_logit_rows * spec.vocab.next_multiple_of(PANEL_ROWS),
             )?,

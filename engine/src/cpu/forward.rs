@@ -68,7 +68,7 @@ impl CpuBackend {
             rows,
         };
         normalize(pool, kernels, &job);
-        let qkv = buffers.qkv.parts();
+        let (qkv, scratch) = (buffers.qkv.parts(), buffers.unpacked.parts());
         for projection in &weights.qkv {
             multiply(
                 pool,
@@ -82,6 +82,7 @@ impl CpuBackend {
                     stride: weights.columns.stride,
                     column: projection.column,
                     epilogue: Epilogue::Store,
+                    scratch,
                 },
             );
         }
@@ -101,7 +102,9 @@ impl CpuBackend {
         let (out, epilogue) = branch_end(post_norm, residual, normed);
         let input = Input { floats: attended, quants };
         let stride = spec.hidden;
-        let product = Product { weights, input, rows, out, stride, column: 0, epilogue };
+        let scratch = buffers.unpacked.parts();
+        let column = 0;
+        let product = Product { weights, input, rows, out, stride, column, epilogue, scratch };
         multiply(pool, kernels, cost, &product);
         if let Some(weight) = post_norm {
             add_normalized(pool, kernels, normed, (weight, spec.norm_eps), residual, rows);
@@ -152,9 +155,11 @@ impl CpuBackend {
         let gated = buffers.gated.parts();
         let quants = buffers.quants.view(rows, spec.hidden);
         let input = Input { floats: normed, quants };
+        let scratch = buffers.unpacked.parts();
         for (weights, epilogue) in mlp.gate_up.products(spec.features.activation) {
             let stride = spec.ffn;
-            let product = Product { weights, input, rows, out: gated, stride, column: 0, epilogue };
+            let (out, column) = (gated, 0);
+            let product = Product { weights, input, rows, out, stride, column, epilogue, scratch };
             multiply(pool, kernels, cost, &product);
         }
         let quants = buffers.quants.view(rows, spec.ffn);
@@ -168,6 +173,7 @@ impl CpuBackend {
             stride: spec.hidden,
             column: 0,
             epilogue,
+            scratch,
         };
         multiply(pool, kernels, cost, &down);
     }
@@ -205,6 +211,7 @@ impl CpuBackend {
                 stride,
                 column: 0,
                 epilogue: Epilogue::Store,
+                scratch: buffers.unpacked.parts(),
             },
         );
         // Panels pad the vocabulary; rows move together.

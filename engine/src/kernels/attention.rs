@@ -71,14 +71,17 @@ pub(crate) unsafe fn attend<L: Lanes, F: TileFormat>(l: L, chunk: &mut Chunk<'_>
     assert!(chunk.scores.len() >= rows * CHUNK_TOKENS && chunk.out.values.len() >= rows * dim);
     assert!(chunk.quants.len() >= rows * dim);
     let mut first = 0;
+    // As many sums as there are registers beside one tile's keys, and no more: what spills costs
+    // more than a key that is loaded again.
     // SAFETY: rows are in bounds; the tiles are the caller's promise.
     unsafe {
         while first < rows {
             let span = |count: usize| first..first + count;
             first += match rows - first {
-                12.. if L::MANY_REGISTERS => rows_of::<L, F, 12, 2, 2>(l, chunk, span(12)),
+                12.. if L::MANY_REGISTERS => rows_of::<L, F, 12, 1, 1>(l, chunk, span(12)),
                 8.. if L::MANY_REGISTERS => rows_of::<L, F, 8, 2, 2>(l, chunk, span(8)),
-                6.. => rows_of::<L, F, 6, 2, 2>(l, chunk, span(6)),
+                6.. if L::MANY_REGISTERS => rows_of::<L, F, 6, 2, 2>(l, chunk, span(6)),
+                6.. => rows_of::<L, F, 6, 1, 1>(l, chunk, span(6)),
                 4.. => rows_of::<L, F, 4, 4, 4>(l, chunk, span(4)),
                 3 => rows_of::<L, F, 3, 4, 4>(l, chunk, span(3)),
                 2 => rows_of::<L, F, 2, 4, 4>(l, chunk, span(2)),

@@ -5,9 +5,9 @@
 //! block's dot is an exact integer first, then `acc = dot * (dw * da) + acc`.
 
 mod bytes;
-mod columns;
 mod floats;
 mod supers;
+mod tiles;
 mod unpack;
 
 use std::ops::Range;
@@ -19,6 +19,7 @@ use super::quantize::QuantView;
 use crate::memory::Parts;
 use crate::simd::{LANES, Lanes};
 use crate::weights::{PackedMatrix, WeightFormat};
+pub(crate) use tiles::{PanelBlock, panel_blocks};
 
 /// How far ahead weights are asked for when they stream past once.
 const STREAM_AHEAD_BYTES: usize = 4096;
@@ -66,6 +67,8 @@ pub(crate) struct Matmul<'a> {
     /// Column of the first panel's first output.
     pub(crate) column: usize,
     pub(crate) epilogue: Epilogue,
+    /// This thread's room for an unpacked panel: [`panel_blocks`].
+    pub(crate) scratch: Parts<'a, PanelBlock>,
 }
 
 /// Results of one panel for `M` rows: its lower and its upper 16 outputs.
@@ -81,22 +84,23 @@ pub(crate) unsafe fn matmul<L: Lanes>(l: L, job: &Matmul<'_>) {
     let width = job.epilogue.width();
     let k = job.weights.k();
     assert!(job.input.quants.k == k && job.rows * k <= job.input.floats.len());
+    assert!(job.rows <= job.input.quants.rows() && panel_blocks(k) <= job.scratch.len());
     assert!(job.column + job.weights.panels() * width <= job.stride);
     assert!(job.rows * job.stride <= job.out.len() && job.panels.end <= job.weights.panels());
     // SAFETY: the assertions keep inputs and outputs in bounds; the rest is the caller's promise.
     unsafe {
         match job.weights.format() {
-            WeightFormat::Q4_0 => panels::<L, bytes::Products<bytes::Q4_0>>(l, job),
-            WeightFormat::Q4_1 => panels::<L, bytes::Products<bytes::Q4_1>>(l, job),
-            WeightFormat::Q5_0 => panels::<L, bytes::Products<bytes::Q5_0>>(l, job),
-            WeightFormat::Q5_1 => panels::<L, bytes::Products<bytes::Q5_1>>(l, job),
-            WeightFormat::Q8_0 => panels::<L, bytes::Products<bytes::Q8_0>>(l, job),
-            WeightFormat::Iq4Nl => panels::<L, bytes::Products<bytes::Iq4Nl>>(l, job),
-            WeightFormat::Q2K => panels::<L, supers::Products<supers::Q2K>>(l, job),
-            WeightFormat::Q3K => panels::<L, supers::Products<supers::Q3K>>(l, job),
-            WeightFormat::Q4K => panels::<L, supers::Products<supers::Q4K>>(l, job),
-            WeightFormat::Q5K => panels::<L, supers::Products<supers::Q5K>>(l, job),
-            WeightFormat::Q6K => panels::<L, supers::Products<supers::Q6K>>(l, job),
+            WeightFormat::Q4_0 => panels::<L, tiles::Products<bytes::Q4_0>>(l, job),
+            WeightFormat::Q4_1 => panels::<L, tiles::Products<bytes::Q4_1>>(l, job),
+            WeightFormat::Q5_0 => panels::<L, tiles::Products<bytes::Q5_0>>(l, job),
+            WeightFormat::Q5_1 => panels::<L, tiles::Products<bytes::Q5_1>>(l, job),
+            WeightFormat::Q8_0 => panels::<L, tiles::Products<bytes::Q8_0>>(l, job),
+            WeightFormat::Iq4Nl => panels::<L, tiles::Products<bytes::Iq4Nl>>(l, job),
+            WeightFormat::Q2K => panels::<L, tiles::Products<supers::Q2K>>(l, job),
+            WeightFormat::Q3K => panels::<L, tiles::Products<supers::Q3K>>(l, job),
+            WeightFormat::Q4K => panels::<L, tiles::Products<supers::Q4K>>(l, job),
+            WeightFormat::Q5K => panels::<L, tiles::Products<supers::Q5K>>(l, job),
+            WeightFormat::Q6K => panels::<L, tiles::Products<supers::Q6K>>(l, job),
             WeightFormat::F16 => panels::<L, floats::Products<floats::F16>>(l, job),
             WeightFormat::Bf16 => panels::<L, floats::Products<floats::Bf16>>(l, job),
             WeightFormat::F32 => panels::<L, floats::Products<floats::F32>>(l, job),
@@ -104,43 +108,47 @@ pub(crate) unsafe fn matmul<L: Lanes>(l: L, job: &Matmul<'_>) {
     }
 }
 
-/// How the formats of one kind compute rows of one panel.
+/// How the formats of one kind compute.
 trait PanelRows {
-    /// Computes rows `row..row + M` of panel `panel`.
+    /// Computes row `row` of panel `panel`.
     ///
     /// # Safety
-    /// As [`matmul`], for these rows.
-    unsafe fn compute<L: Lanes, const M: usize>(l: L, job: &Matmul<'_>, panel: usize, row: usize);
+    /// As [`matmul`], for this row.
+    unsafe fn row<L: Lanes>(l: L, job: &Matmul<'_>, panel: usize, row: usize);
+
+    /// Computes all panels of the job for several rows at once.
+    ///
+    /// # Safety
+    /// As [`matmul`].
+    unsafe fn tiles<L: Lanes>(l: L, job: &Matmul<'_>);
 }
 
-/// All panels of the job, tokens in tiles of 8, 4, 2, 1.
+/// All panels of the job.
 ///
 /// # Safety
 /// As [`matmul`], which has checked the bounds.
 #[inline(always)]
 unsafe fn panels<L: Lanes, P: PanelRows>(l: L, job: &Matmul<'_>) {
-    for panel in job.panels.clone() {
-        let mut row = 0;
-        // SAFETY: rows stay below `job.rows`; the rest is the caller's promise.
-        unsafe {
-            while L::MANY_REGISTERS && row + 8 <= job.rows {
-                P::compute::<L, 8>(l, job, panel, row);
-                row += 8;
-            }
-            while L::TILES && row + 4 <= job.rows {
-                P::compute::<L, 4>(l, job, panel, row);
-                row += 4;
-            }
-            if L::TILES && row + 2 <= job.rows {
-                P::compute::<L, 2>(l, job, panel, row);
-                row += 2;
-            }
-            while row < job.rows {
-                P::compute::<L, 1>(l, job, panel, row);
-                row += 1;
+    // SAFETY: rows stay below `job.rows`; the rest is the caller's promise.
+    unsafe {
+        if L::TILES && job.rows > 1 {
+            return P::tiles::<L>(l, job);
+        }
+        for panel in job.panels.clone() {
+            for row in 0..job.rows {
+                P::row::<L>(l, job, panel, row);
             }
         }
     }
+}
+
+/// The 16 half-precision numbers of one half, as bits.
+#[inline(always)]
+fn half_floats(bytes: &[u8], half: usize) -> &[u16; LANES] {
+    let bytes = &bytes.as_chunks::<32>().0[half];
+    // SAFETY: 32 bytes are 16 numbers; panels are aligned to 64 bytes and blocks are a multiple
+    // of 64 long, so that they are aligned as well. Every bit pattern is a number.
+    unsafe { &*bytes.as_ptr().cast::<[u16; LANES]>() }
 }
 
 /// Writes the tile of `M` rows from `row` of panel `panel`.

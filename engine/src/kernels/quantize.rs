@@ -1,42 +1,68 @@
 //! Activations as signed bytes: one scale for each token and 32 elements.
 
-use crate::memory::{Buffer, Parts};
+use crate::memory::{Buffer, Parts, Plain};
 use crate::simd::{LANES, Lanes};
 
 /// Elements that share a scale, as in the weights' blocks.
 pub(crate) const BLOCK: usize = 32;
 
+/// Rows of a tile: with so many sums and as many results AVX-512's registers are full.
+pub(crate) const TILE_ROWS: usize = 12;
+
 /// A block whose largest element is below this is taken for zero: the inverse of its scale would
 /// overflow.
 const TINY: f32 = 1e-30;
 
-/// Rows of `K` activations as bytes, with what the weights' formats need of each block.
+/// Four bytes in each integer.
+pub(crate) type Quads = [i32; BLOCK / 4];
+
+/// 32 columns of a tile's rows as bytes, with what the weights' formats need of each row. A kernel
+/// reads all of it behind one pointer.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct QuantBlock {
+    /// `[row][32]` in -127..=127.
+    pub(crate) quants: [Quads; TILE_ROWS],
+    /// What a quant is multiplied with.
+    pub(crate) scales: [f32; TILE_ROWS],
+    /// `scale * Σ q`, what a minimum of 32 is multiplied with.
+    pub(crate) sums: [f32; TILE_ROWS],
+    /// `-8 Σ q`, where the dot of Q4_0 starts.
+    pub(crate) nibble_starts: [i32; TILE_ROWS],
+    /// `BYTES_START Σ q`, where the dot of Q8_0 starts.
+    pub(crate) byte_starts: [i32; TILE_ROWS],
+    /// `-32 Σ q` of each 16 columns, where the dot of Q6_K starts.
+    pub(crate) half_starts: [[i32; TILE_ROWS]; 2],
+    /// `scale * Σ q` of each 16 columns.
+    pub(crate) half_sums: [[f32; TILE_ROWS]; 2],
+}
+
+// SAFETY: plain numbers without padding: twelve cache lines.
+unsafe impl Plain for QuantBlock {}
+const _: () = assert!(size_of::<QuantBlock>() == 12 * 64);
+
+/// Rows of `K` activations as bytes.
 pub(crate) struct QuantRows {
-    quants: Buffer<i8>,
-    scales: Buffer<f32>,
-    nibble_starts: Buffer<i32>,
-    byte_starts: Buffer<i32>,
-    half_starts: Buffer<[i32; 2]>,
-    sums: Buffer<f32>,
-    capacity: usize,
+    blocks: Buffer<QuantBlock>,
 }
 
 /// A view of [`QuantRows`] for rows of `k` elements.
 #[derive(Clone, Copy)]
 pub(crate) struct QuantView<'a> {
     pub(crate) k: usize,
-    /// `[row][k]` in -127..=127.
-    pub(crate) quants: Parts<'a, i8>,
-    /// `[row][k / 32]`: what a quant is multiplied with.
-    pub(crate) scales: Parts<'a, f32>,
-    /// `[row][k / 32]`: `-8 Σ q`, where the dot of Q4_0 starts.
-    pub(crate) nibble_starts: Parts<'a, i32>,
-    /// `[row][k / 32]`: `BYTES_START Σ q`, where the dot of Q8_0 starts.
-    pub(crate) byte_starts: Parts<'a, i32>,
-    /// `[row][k / 32]`: `-32 Σ q` of each 16 elements, where the dot of Q6_K starts.
-    pub(crate) half_starts: Parts<'a, [i32; 2]>,
-    /// `[row][k / 32]`: `scale * Σ q`, what a minimum of 32 is multiplied with.
-    pub(crate) sums: Parts<'a, f32>,
+    /// `[row / 12][k / 32]`
+    blocks: Parts<'a, QuantBlock>,
+    /// Row 0 of this view is this one of the buffer.
+    first: usize,
+}
+
+/// Where a row lies.
+#[derive(Clone, Copy)]
+pub(crate) struct QuantRow {
+    /// The row's tile: blocks in ascending order of columns.
+    pub(crate) tile: *mut QuantBlock,
+    /// The row within the tile.
+    pub(crate) lane: usize,
 }
 
 impl QuantRows {
@@ -45,16 +71,7 @@ impl QuantRows {
     /// # Errors
     /// When the system has no room.
     pub(crate) fn new(rows: usize, k: usize) -> std::io::Result<Self> {
-        let blocks = rows * k / BLOCK;
-        Ok(Self {
-            quants: Buffer::zeroed(rows * k)?,
-            scales: Buffer::zeroed(blocks)?,
-            nibble_starts: Buffer::zeroed(blocks)?,
-            byte_starts: Buffer::zeroed(blocks)?,
-            half_starts: Buffer::zeroed(blocks)?,
-            sums: Buffer::zeroed(blocks)?,
-            capacity: rows * k,
-        })
+        Ok(Self { blocks: Buffer::zeroed(blocks_of(rows, k))? })
     }
 
     /// The same memory for rows of `k` elements.
@@ -62,43 +79,40 @@ impl QuantRows {
     /// # Panics
     /// When `rows` rows of `k` elements do not fit.
     pub(crate) fn view(&mut self, rows: usize, k: usize) -> QuantView<'_> {
-        assert!(rows * k <= self.capacity);
-        QuantView {
-            k,
-            quants: self.quants.parts(),
-            scales: self.scales.parts(),
-            nibble_starts: self.nibble_starts.parts(),
-            byte_starts: self.byte_starts.parts(),
-            half_starts: self.half_starts.parts(),
-            sums: self.sums.parts(),
-        }
+        assert!(blocks_of(rows, k) <= self.blocks.len());
+        QuantView { k, blocks: self.blocks.parts(), first: 0 }
     }
+}
+
+/// Blocks of `rows` rows.
+fn blocks_of(rows: usize, k: usize) -> usize {
+    rows.div_ceil(TILE_ROWS) * (k / BLOCK)
 }
 
 impl QuantView<'_> {
     /// All but the first `rows` rows.
     pub(crate) fn skip(&self, rows: usize) -> Self {
-        let blocks = rows * self.k / BLOCK;
-        Self {
-            k: self.k,
-            quants: self.quants.skip(rows * self.k),
-            scales: self.scales.skip(blocks),
-            nibble_starts: self.nibble_starts.skip(blocks),
-            byte_starts: self.byte_starts.skip(blocks),
-            half_starts: self.half_starts.skip(blocks),
-            sums: self.sums.skip(blocks),
-        }
+        Self { first: self.first + rows, ..*self }
     }
-}
 
-/// One row of a [`QuantView`].
-struct QuantRow<'a> {
-    quants: &'a mut [i8],
-    scales: &'a mut [f32],
-    nibble_starts: &'a mut [i32],
-    byte_starts: &'a mut [i32],
-    half_starts: &'a mut [[i32; 2]],
-    sums: &'a mut [f32],
+    /// The same memory for rows of `k` elements.
+    pub(crate) fn of_width(&self, k: usize) -> Self {
+        Self { k, ..*self }
+    }
+
+    /// Rows that fit.
+    pub(crate) fn rows(&self) -> usize {
+        let tiles = self.blocks.len().checked_div(self.k / BLOCK).unwrap_or(0);
+        (tiles * TILE_ROWS).saturating_sub(self.first)
+    }
+
+    /// Row `row`, which must be one of those that fit.
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> QuantRow {
+        let row = self.first + row;
+        let tile = row / TILE_ROWS * (self.k / BLOCK);
+        QuantRow { tile: self.blocks.as_ptr().wrapping_add(tile), lane: row % TILE_ROWS }
+    }
 }
 
 /// Quantises `x[K]` into row `row` of `out`: `q = round(x * 127 / max|x|)` in each block.
@@ -109,36 +123,31 @@ struct QuantRow<'a> {
 /// Nobody else reads or writes that row until the next barrier.
 #[inline(always)]
 pub(crate) unsafe fn quantize<L: Lanes>(l: L, x: &[f32], out: &QuantView<'_>, row: usize) {
-    let k = out.k;
-    assert!(x.len() == k);
-    let blocks = row * k / BLOCK..(row + 1) * k / BLOCK;
-    // SAFETY: the caller owns this row.
-    let out = unsafe {
-        QuantRow {
-            quants: out.quants.of_mut(row * k..(row + 1) * k),
-            scales: out.scales.of_mut(blocks.clone()),
-            nibble_starts: out.nibble_starts.of_mut(blocks.clone()),
-            byte_starts: out.byte_starts.of_mut(blocks.clone()),
-            half_starts: out.half_starts.of_mut(blocks.clone()),
-            sums: out.sums.of_mut(blocks),
-        }
-    };
-    let quants = out.quants.as_chunks_mut::<LANES>().0;
+    assert!(x.len() == out.k && row < out.rows());
+    let QuantRow { tile, lane } = out.row(row);
     for (b, pair) in x.as_chunks::<LANES>().0.as_chunks::<2>().0.iter().enumerate() {
         let x = [l.load(&pair[0]), l.load(&pair[1])];
         let bits = l.reduce_max_i(l.max_i(l.abs_bits(x[0]), l.abs_bits(x[1])));
         let max = f32::from_bits(bits as u32);
         let (scale, inverse) = if max < TINY { (0.0, 0.0) } else { (max / 127.0, 127.0 / max) };
         let q = [l.round(l.mul(x[0], l.splat(inverse))), l.round(l.mul(x[1], l.splat(inverse)))];
-        l.store_bytes(q[0], &mut quants[2 * b]);
-        l.store_bytes(q[1], &mut quants[2 * b + 1]);
         let halves = [l.reduce_add_i(q[0]), l.reduce_add_i(q[1])];
         let sum = halves[0].wrapping_add(halves[1]);
-        out.scales[b] = scale;
-        out.nibble_starts[b] = sum.wrapping_mul(-8);
-        out.byte_starts[b] = sum.wrapping_mul(L::BYTES_START);
-        out.half_starts[b] = halves.map(|sum| sum.wrapping_mul(-32));
-        out.sums[b] = scale * sum as f32;
+        let block = tile.wrapping_add(b);
+        // SAFETY: the row exists and is the caller's; of the block nothing but the row is touched.
+        unsafe {
+            let quants = &mut *(&raw mut (*block).quants[lane]).cast::<[[i8; LANES]; 2]>();
+            l.store_bytes(q[0], &mut quants[0]);
+            l.store_bytes(q[1], &mut quants[1]);
+            (*block).scales[lane] = scale;
+            (*block).sums[lane] = scale * sum as f32;
+            (*block).nibble_starts[lane] = sum.wrapping_mul(-8);
+            (*block).byte_starts[lane] = sum.wrapping_mul(L::BYTES_START);
+            for half in 0..2 {
+                (*block).half_starts[half][lane] = halves[half].wrapping_mul(-32);
+                (*block).half_sums[half][lane] = scale * halves[half] as f32;
+            }
+        }
     }
 }
 

@@ -268,6 +268,14 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn store_quads(self, x: Self::I, to: &mut [u8; 4 * LANES]) {
+        op!({
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), x[0]);
+            _mm256_storeu_si256(to[32..].as_mut_ptr().cast(), x[1]);
+        })
+    }
+
+    #[inline(always)]
     fn low_nibbles(self, x: Self::I) -> Self::I {
         let mask = op!([_mm256_set1_epi8(15); 2]);
         both!(_mm256_and_si256(x, mask))

@@ -186,6 +186,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn store_quads(self, x: __m512i, to: &mut [u8; 4 * LANES]) {
+        op!(_mm512_storeu_si512(to.as_mut_ptr().cast(), x))
+    }
+
+    #[inline(always)]
     fn low_nibbles(self, x: __m512i) -> __m512i {
         op!(_mm512_and_si512(x, _mm512_set1_epi8(15)))
     }

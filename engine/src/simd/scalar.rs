@@ -218,6 +218,13 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
+    fn store_quads(self, x: Self::I, to: &mut [u8; 4 * LANES]) {
+        for (bytes, lane) in to.as_chunks_mut().0.iter_mut().zip(x) {
+            *bytes = lane.to_le_bytes();
+        }
+    }
+
+    #[inline(always)]
     fn load_bytes(self, x: &[u8; 4 * LANES]) -> Self::I {
         let mut out = [0; LANES];
         for (lane, bytes) in out.iter_mut().zip(x.as_chunks().0) {

@@ -10,7 +10,7 @@ use super::branch_end;
 use super::stages::{Product, multiply, multiply_all, quantize};
 use crate::kernels::dispatch::Kernels;
 use crate::kernels::experts::{Pick, Routes, combine, pick};
-use crate::kernels::matmul::{Epilogue, Input};
+use crate::kernels::matmul::{Epilogue, Input, PanelBlock};
 use crate::kernels::quantize::QuantView;
 use crate::memory::Parts;
 use crate::pool::{Pool, share};
@@ -28,7 +28,7 @@ impl CpuBackend {
             unreachable!("`feed_forward` has looked")
         };
         let (residual, normed) = (buffers.residual.parts(), buffers.normed.parts());
-        let gated = buffers.gated.parts();
+        let (gated, scratch) = (buffers.gated.parts(), buffers.unpacked.parts());
         let slots = buffers.experts.slots.as_mut().expect("a mixture has slots").parts();
         let routes = &buffers.experts.routes;
         let slot_count = routes.rows.len();
@@ -40,17 +40,18 @@ impl CpuBackend {
             let jobs = parts().filter_map(|(mlp, range)| {
                 let product = mlp.gate_up.products(spec.features.activation).nth(nth);
                 let (weights, epilogue) = product?;
-                let io = ExpertIo { from: slots, quants, out: gated, stride: spec.ffn };
+                let io = ExpertIo { from: slots, quants, out: gated, stride: spec.ffn, scratch };
                 Some(io.product(weights, range, epilogue))
             });
             multiply_all(pool, kernels, cost, &jobs.collect::<Vec<_>>());
         }
-        let quants = QuantView { k: spec.ffn, ..quants };
+        let quants = quants.of_width(spec.ffn);
         if let Some((first, _)) = routes.experts.first() {
             quantize(pool, kernels, gated, &experts[*first].down, slot_count, quants);
         }
         let jobs = parts().map(|(mlp, range)| {
-            let io = ExpertIo { from: gated, quants, out: slots, stride: spec.hidden };
+            let stride = spec.hidden;
+            let io = ExpertIo { from: gated, quants, out: slots, stride, scratch };
             io.product(&mlp.down, range, Epilogue::Store)
         });
         multiply_all(pool, kernels, cost, &jobs.collect::<Vec<_>>());
@@ -81,6 +82,7 @@ impl CpuBackend {
             stride,
             column: 0,
             epilogue: Epilogue::Store,
+            scratch: buffers.unpacked.parts(),
         };
         multiply(pool, kernels, cost, &product);
         let picks = Parts::new(&mut buffers.experts.picks);
@@ -108,6 +110,7 @@ struct ExpertIo<'a> {
     /// `[slot][stride]`
     out: Parts<'a, f32>,
     stride: usize,
+    scratch: Parts<'a, PanelBlock>,
 }
 
 impl<'a> ExpertIo<'a> {
@@ -121,8 +124,8 @@ impl<'a> ExpertIo<'a> {
         let floats = self.from.skip(slots.start * weights.k());
         let input = Input { floats, quants: self.quants.skip(slots.start) };
         let out = self.out.skip(slots.start * self.stride);
-        let (rows, stride) = (slots.len(), self.stride);
-        Product { weights, input, rows, out, stride, column: 0, epilogue }
+        let (rows, stride, scratch) = (slots.len(), self.stride, self.scratch);
+        Product { weights, input, rows, out, stride, column: 0, epilogue, scratch }
     }
 }
 

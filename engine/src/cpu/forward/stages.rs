@@ -2,7 +2,7 @@
 
 use crate::backend::StepCost;
 use crate::kernels::dispatch::{Kernels, Norm};
-use crate::kernels::matmul::{Epilogue, Input, Matmul};
+use crate::kernels::matmul::{Epilogue, Input, Matmul, PanelBlock};
 use crate::kernels::quantize::QuantView;
 use crate::memory::Parts;
 use crate::pool::{Pieces, Pool, share};
@@ -25,6 +25,8 @@ pub(super) struct Product<'a> {
     pub(super) stride: usize,
     pub(super) column: usize,
     pub(super) epilogue: Epilogue,
+    /// Room for an unpacked panel for each thread.
+    pub(super) scratch: Parts<'a, PanelBlock>,
 }
 
 /// Rows to normalise and quantise.
@@ -132,7 +134,7 @@ pub(super) fn multiply_all(
     let piece = if threads == 1 { panels } else { panels.div_ceil(threads * per_thread) };
     let cuts = panels.div_ceil(piece);
     let pieces = Pieces::new(products.len() * cuts, 1);
-    pool.run(&|_thread| {
+    pool.run(&|thread| {
         while let Some(taken) = pieces.take() {
             let (product, start) = (&products[taken.start / cuts], taken.start % cuts * piece);
             let job = Matmul {
@@ -144,6 +146,7 @@ pub(super) fn multiply_all(
                 stride: product.stride,
                 column: product.column,
                 epilogue: product.epilogue,
+                scratch: product.scratch.share(threads, thread),
             };
             // SAFETY: each piece's columns belong to the thread that took it, and the input is
             // only read in this stage.

@@ -6,7 +6,7 @@ use half::f16;
 
 use super::{Random, bits, kernels};
 use crate::kernels::dispatch::Kernels;
-use crate::kernels::matmul::{Epilogue, Input, Matmul};
+use crate::kernels::matmul::{Epilogue, Input, Matmul, panel_blocks};
 use crate::kernels::quantize::QuantRows;
 use crate::memory::Buffer;
 use crate::simd::Isa;
@@ -86,6 +86,7 @@ fn product(
     floats.copy_from_slice(x);
     let mut quants = QuantRows::new(rows, k).unwrap();
     let quants = quants.view(rows, k);
+    let mut scratch = Buffer::zeroed(panel_blocks(k)).unwrap();
     let mut out = vec![start; rows * stride];
     for (row, x) in x.chunks_exact(k).enumerate() {
         // SAFETY: one thread.
@@ -100,6 +101,7 @@ fn product(
         stride,
         column: 0,
         epilogue,
+        scratch: scratch.parts(),
     };
     // SAFETY: one thread.
     unsafe { (kernels.matmul)(&job) };
