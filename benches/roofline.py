@@ -9,7 +9,7 @@ COLOURS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8
 
 def draw(rows):
     """`rows` have `format`, `phase`, `size`, `context`, `flops_per_s`, `bytes_per_s`,
-    `read_bytes_per_s` and `dot_ops_per_s` (0: not measured). Axes are logarithmic: operations for
+    `read_bytes_per_s`, `float_ops_per_s` and `dot_ops_per_s` (0: not measured). Axes are logarithmic: operations for
     each byte, and operations in a second."""
     read = max(row["read_bytes_per_s"] for row in rows)
     dots = max(row["dot_ops_per_s"] for row in rows) or max(row["flops_per_s"] for row in rows) * 2
@@ -39,6 +39,10 @@ def draw(rows):
     parts.append(_line(*at(max(x_low, y_low / read), max(y_low, x_low * read)), *at(knee, dots),
                        "#333", 2))
     parts.append(_line(*at(knee, dots), *at(x_high, dots), "#333", 2))
+    floats = max(row["float_ops_per_s"] for row in rows)
+    parts.append(_line(*at(floats / read, floats), *at(x_high, floats), "#999"))
+    x, y = at(x_high, floats)
+    parts.append(_text(x, y - 6, f"{floats / 1e9:.0f} G f32 operations/s", "end", "#777"))
     x, y = at(knee, dots)
     parts.append(_text(x + 8, y - 8, f"{dots / 1e9:.0f} G int8 operations/s, "
                        f"{read / 1e9:.1f} GB/s", "start"))
@@ -46,9 +50,7 @@ def draw(rows):
     for x, y, row in points:
         colour = COLOURS[formats.index(row["format"]) % len(COLOURS)]
         across, up = at(x, y)
-        name = f"{row['phase']} {row['size']}"
-        if row["phase"] == "decode" and row["context"] > 512:
-            name += f" at {row['context']}"
+        name = row["name"]
         parts.append(f'<circle cx="{across:.1f}" cy="{up:.1f}" r="4" fill="{colour}">'
                      f'<title>{html.escape(row["format"] + " " + name)}</title></circle>')
         parts.append(_text(across + 7, up + 4, name, "start", colour))

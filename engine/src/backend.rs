@@ -60,6 +60,8 @@ impl LayerSink for NoSink {
 pub struct StepCost {
     /// Of matrix products and attention; a multiplication and an addition are two.
     pub flops: u64,
+    /// Those of them that were dots of bytes.
+    pub dot_ops: u64,
     /// Weights, each once, in the form in which they lie in memory.
     pub weight_bytes: u64,
     /// K and V that attention reads, of each sequence once in each layer:
@@ -70,6 +72,7 @@ pub struct StepCost {
 impl std::ops::AddAssign for StepCost {
     fn add_assign(&mut self, other: Self) {
         self.flops += other.flops;
+        self.dot_ops += other.dot_ops;
         self.weight_bytes += other.weight_bytes;
         self.kv_bytes += other.kv_bytes;
     }

@@ -56,6 +56,8 @@ pub struct DecodeSpeed {
 pub struct Work {
     /// Operations in a second; a multiplication and an addition are two.
     pub flops_per_s: f64,
+    /// Those of them that are dots of bytes.
+    pub dot_ops_per_s: f64,
     /// Bytes of weights and KV in a second.
     pub bytes_per_s: f64,
 }
@@ -67,12 +69,24 @@ pub struct Limits {
     pub read_bytes_per_s: f64,
     /// Dots of bytes; AVX-512 only.
     pub dot_ops_per_s: Option<f64>,
+    /// Fused multiply-adds of `f32`.
+    pub float_ops_per_s: f64,
+}
+
+impl Limits {
+    /// The time that `work` takes at the ceilings of arithmetic, of the time that it took; `None`
+    /// where they were not measured.
+    pub fn arithmetic_share(&self, work: Work) -> Option<f64> {
+        let floats = (work.flops_per_s - work.dot_ops_per_s) / self.float_ops_per_s;
+        Some(floats + work.dot_ops_per_s / self.dot_ops_per_s?)
+    }
 }
 
 impl Work {
     fn over(cost: StepCost, seconds: f64) -> Self {
         Self {
             flops_per_s: cost.flops as f64 / seconds,
+            dot_ops_per_s: cost.dot_ops as f64 / seconds,
             bytes_per_s: (cost.weight_bytes + cost.kv_bytes) as f64 / seconds,
         }
     }
@@ -231,8 +245,9 @@ fn limits(backend: &mut dyn Backend, threads: usize) -> Result<Limits, BenchErro
     let blocks = blocks_of(backend, 0, 1);
     prefill(backend, 1, &blocks)?;
     let bytes = backend.last_cost().weight_bytes as usize;
-    let MachineLimits { read_bytes_per_s, dot_ops_per_s } = measure_limits(threads, bytes)?;
-    Ok(Limits { read_bytes_per_s, dot_ops_per_s })
+    let MachineLimits { read_bytes_per_s, dot_ops_per_s, float_ops_per_s } =
+        measure_limits(threads, bytes)?;
+    Ok(Limits { read_bytes_per_s, dot_ops_per_s, float_ops_per_s })
 }
 
 /// Pages of sequence `index`, when all take `tokens` tokens.

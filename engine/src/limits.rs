@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::Isa;
 use crate::cpu::CpuConfig;
-use crate::kernels::burn::ROUND_OPS;
+use crate::kernels::burn::{DOT_ROUND_OPS, FLOAT_ROUND_OPS};
 use crate::kernels::dispatch::Kernels;
 use crate::memory::Buffer;
 use crate::pool::{Pool, share};
@@ -24,6 +24,8 @@ pub struct MachineLimits {
     pub read_bytes_per_s: f64,
     /// Operations of dots of bytes in a second; measured with AVX-512 only.
     pub dot_ops_per_s: Option<f64>,
+    /// Operations of fused multiply-adds of `f32` in a second.
+    pub float_ops_per_s: f64,
 }
 
 /// Measures with `threads` threads; the reads are of a buffer of `bytes` bytes.
@@ -51,13 +53,22 @@ pub fn measure_limits(threads: usize, bytes: usize) -> io::Result<MachineLimits>
         best(|| {
             pool.run(&|_thread| {
                 // SAFETY: `Kernels::new` has looked at the processor.
-                std::hint::black_box(unsafe { (kernels.burn)(BURN_ROUNDS) });
+                std::hint::black_box(unsafe { (kernels.burn_dots)(BURN_ROUNDS) });
             });
         })
     });
+    let floats = best(|| {
+        pool.run(&|_thread| {
+            // SAFETY: `Kernels::new` has looked at the processor.
+            std::hint::black_box(unsafe { (kernels.burn_floats)(BURN_ROUNDS) });
+        });
+    });
+    let rate =
+        |round_ops: usize, seconds: f64| (threads * BURN_ROUNDS * round_ops) as f64 / seconds;
     Ok(MachineLimits {
         read_bytes_per_s: bytes as f64 / read,
-        dot_ops_per_s: dots.map(|seconds| (threads * BURN_ROUNDS * ROUND_OPS) as f64 / seconds),
+        dot_ops_per_s: dots.map(|seconds| rate(DOT_ROUND_OPS, seconds)),
+        float_ops_per_s: rate(FLOAT_ROUND_OPS, floats),
     })
 }
 

@@ -72,6 +72,7 @@ fn a_dense_step_costs_what_its_shape_says() {
     let flops = 2 * (rows * weights + 3 * output_weights(spec)) + attention_flops(spec, keys_seen);
     assert_eq!(got.flops, flops as u64);
     assert_eq!(got.weight_bytes, (ELEMENT_BYTES * (weights + output_weights(spec))) as u64);
+    assert_eq!(got.dot_ops, 0, "all of it is bfloat16");
     assert_eq!(got.kv_bytes, kv_bytes(spec, 164 + 201 + 8) as u64);
 }
 
@@ -85,6 +86,8 @@ fn bytes_of_kv_are_read_with_their_scales() {
     let kv_bytes = 2 * spec.layers * spec.kv_heads * tokens * (spec.head_dim + scale_bytes);
     assert_eq!(int8.kv_bytes, kv_bytes as u64);
     assert_eq!((int8.flops, int8.weight_bytes), (bf16.flops, bf16.weight_bytes));
+    let keys_seen = (65..=164).sum::<usize>() + 201;
+    assert_eq!(int8.dot_ops, attention_flops(spec, keys_seen) as u64 / 2, "scores are dots");
 }
 
 #[test]

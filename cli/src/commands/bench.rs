@@ -71,9 +71,10 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
 /// One case beside the machine's limits.
 fn line(name: &str, tokens_per_s: f64, work: Work, limits: Limits) -> String {
     let read = 100.0 * work.bytes_per_s / limits.read_bytes_per_s;
-    let dots = limits.dot_ops_per_s.map(|most| 100.0 * work.flops_per_s / most);
-    let dots = dots.map_or_else(String::new, |dots| format!(", {dots:.0} % of its dots"));
-    format!("{name:<24} {tokens_per_s:>9.1} t/s  {read:.0} % of the machine's reads{dots}")
+    let arithmetic = limits
+        .arithmetic_share(work)
+        .map_or_else(String::new, |share| format!(", {:.0} % of its arithmetic", 100.0 * share));
+    format!("{name:<24} {tokens_per_s:>9.1} t/s  {read:.0} % of the machine's reads{arithmetic}")
 }
 
 fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchReport> {

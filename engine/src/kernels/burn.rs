@@ -1,4 +1,4 @@
-//! Nothing but dots, and nothing but reads, as fast as they go: the ceilings that the engine is
+//! Nothing but dots, nothing but floats, and nothing but reads, as fast as they go: the ceilings that the engine is
 //! held against.
 
 use crate::simd::{LANES, Lanes};
@@ -6,12 +6,13 @@ use crate::simd::{LANES, Lanes};
 /// Chains of dots that do not wait for one another: more than an instruction's latency.
 const CHAINS: usize = 12;
 
-/// Operations of one round: a multiplication and an addition are two.
-pub(crate) const ROUND_OPS: usize = CHAINS * LANES * 4 * 2;
+/// Operations of a round: a multiplication and an addition are two.
+pub(crate) const DOT_ROUND_OPS: usize = CHAINS * LANES * 4 * 2;
+pub(crate) const FLOAT_ROUND_OPS: usize = CHAINS * LANES * 2;
 
-/// Runs `rounds` rounds; what it returns only keeps them from being left out.
+/// Runs `rounds` rounds of dots; what it returns only keeps them from being left out.
 #[inline(always)]
-pub(crate) fn burn<L: Lanes>(l: L, rounds: usize) -> i32 {
+pub(crate) fn dots<L: Lanes>(l: L, rounds: usize) -> i32 {
     let weights = l.splat_i(std::hint::black_box(0x0102_0304));
     let mut sums = [l.splat_i(0); CHAINS];
     for round in 0..rounds {
@@ -20,6 +21,19 @@ pub(crate) fn burn<L: Lanes>(l: L, rounds: usize) -> i32 {
         }
     }
     sums.iter().fold(0, |all, sum| all.wrapping_add(l.reduce_add_i(*sum)))
+}
+
+/// Runs `rounds` rounds of fused multiply-adds; what it returns only keeps them from being left out.
+#[inline(always)]
+pub(crate) fn floats<L: Lanes>(l: L, rounds: usize) -> f32 {
+    let weights = l.splat(std::hint::black_box(0.5));
+    let mut sums = [l.splat(1.0); CHAINS];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = l.fma(*sum, weights, weights);
+        }
+    }
+    sums.iter().fold(0.0, |all, sum| all + l.reduce_add(*sum))
 }
 
 /// How far ahead memory is asked for.

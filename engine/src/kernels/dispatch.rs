@@ -56,7 +56,9 @@ pub(crate) struct Kernels {
     pub(crate) attend_int8: unsafe fn(&mut Chunk<'_>),
     pub(crate) merge: unsafe fn(&mut Merge<'_>),
     /// Rounds of nothing but dots.
-    pub(crate) burn: unsafe fn(usize) -> i32,
+    pub(crate) burn_dots: unsafe fn(usize) -> i32,
+    /// Rounds of nothing but fused multiply-adds.
+    pub(crate) burn_floats: unsafe fn(usize) -> f32,
     /// Nothing but reads.
     pub(crate) read: unsafe fn(&[u8]) -> i32,
 }
@@ -106,7 +108,8 @@ macro_rules! instantiate {
                 attend_bf16,
                 attend_int8,
                 merge,
-                burn,
+                burn_dots,
+                burn_floats,
                 read,
             };
 
@@ -168,9 +171,15 @@ macro_rules! instantiate {
             }
 
             $(#[target_feature(enable = $features)])?
-            unsafe fn burn(rounds: usize) -> i32 {
+            unsafe fn burn_dots(rounds: usize) -> i32 {
                 // SAFETY: see the macro.
-                burn::burn(unsafe { <$lanes>::new() }, rounds)
+                burn::dots(unsafe { <$lanes>::new() }, rounds)
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn burn_floats(rounds: usize) -> f32 {
+                // SAFETY: see the macro.
+                burn::floats(unsafe { <$lanes>::new() }, rounds)
             }
 
             $(#[target_feature(enable = $features)])?

@@ -81,7 +81,11 @@ impl CpuBackend {
         let shapes = shapes(model.spec(), weights.layers[layer].columns.stride);
         let work = batch.attention(model.spec().window(layer).is_some());
         // A product with K and one with V, of two operations each.
-        cost.flops += (4 * work.keys_seen * shapes.out_stride) as u64;
+        let flops = (4 * work.keys_seen * shapes.out_stride) as u64;
+        cost.flops += flops;
+        if pages.layout().dtype == KvDtype::Int8 {
+            cost.dot_ops += flops / 2;
+        }
         cost.kv_bytes += (work.keys_read * pages.layout().token_layer_bytes()) as u64;
         if work.is_split {
             let rows = TILE_ROWS.max(shapes.group);

@@ -125,7 +125,11 @@ pub(super) fn multiply_all(
     let Some(first) = products.first() else { return };
     for product in products {
         let rows = product.weights.panels() * PANEL_ROWS;
-        cost.flops += 2 * (product.rows * rows * product.weights.k()) as u64;
+        let flops = 2 * (product.rows * rows * product.weights.k()) as u64;
+        cost.flops += flops;
+        if product.weights.format().is_quantized() {
+            cost.dot_ops += flops;
+        }
         cost.weight_bytes += product.weights.bytes() as u64;
     }
     let panels = first.weights.panels();
