@@ -1,9 +1,10 @@
-//! How often greedy decoding over int8 KV takes the token that it takes over bfloat16 KV.
+//! How often greedy decoding over quantised KV takes the token that it takes over bfloat16 KV.
 //!
-//! `cargo run --release -p baton-cli --example kv_agreement -- MODEL TEXT [PROMPTS]`: prompts of 64
-//! tokens, spread over the text, are answered with 64 tokens over bfloat16 KV. Printed is the part
-//! of these tokens that int8 KV picks as well, given the same tokens before; and the part that it
-//! still picks when left alone, where the first difference changes all that follows.
+//! `cargo run --release -p baton-cli --example kv_agreement -- MODEL TEXT int8 [PROMPTS]`: prompts
+//! of 64 tokens, spread over the text, are answered with 64 tokens over bfloat16 KV. Printed is the
+//! part of these tokens that KV of the other precision picks as well, given the same tokens before;
+//! and the part that it still picks when left alone, where the first difference changes all that
+//! follows.
 
 use anyhow::{Context, ensure};
 use baton_engine::backend::{Backend, LogitRows, NoSink, Span};
@@ -19,21 +20,23 @@ fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
     let file = ModelFile::open(arguments.next().context("the path of a model is missing")?)?;
     let text = std::fs::read_to_string(arguments.next().context("the path of a text is missing")?)?;
+    let other =
+        arguments.next().context("the precision of KV is missing: int8 or int4")?.parse()?;
     let prompts = arguments.next().map_or(Ok(20), |prompts| prompts.parse::<usize>())?;
     let tokens = Tokenizer::from_artifacts(file.artifacts())?.encode(&text);
     ensure!(prompts > 0 && tokens.len() >= prompts + PROMPT_TOKENS, "the text is too short");
-    let mut backends = [KvDtype::Bf16, KvDtype::Int8].map(|kv_dtype| {
+    let mut backends = [KvDtype::Bf16, other].map(|kv_dtype| {
         CpuBackend::new(&file, CpuConfig { kv_dtype, kv_blocks: 16, ..CpuConfig::default() })
     });
-    let [Ok(bf16), Ok(int8)] = &mut backends else { anyhow::bail!("{backends:?}") };
+    let [Ok(bf16), Ok(other)] = &mut backends else { anyhow::bail!("{backends:?}") };
     let (mut forced, mut free) = (0, 0);
     for prompt in 0..prompts {
         let start = prompt * (tokens.len() - PROMPT_TOKENS) / prompts;
         let prompt = &tokens[start..start + PROMPT_TOKENS];
         let answer = answer(bf16, prompt, None)?;
-        let equal = |other: Vec<TokenId>| other.iter().zip(&answer).filter(|(a, b)| a == b).count();
-        forced += equal(self::answer(int8, prompt, Some(&answer))?);
-        free += equal(self::answer(int8, prompt, None)?);
+        let equal = |given: Vec<TokenId>| given.iter().zip(&answer).filter(|(a, b)| a == b).count();
+        forced += equal(self::answer(other, prompt, Some(&answer))?);
+        free += equal(self::answer(other, prompt, None)?);
     }
     let percent = |count: usize| 100.0 * count as f64 / (prompts * ANSWER_TOKENS) as f64;
     println!(

@@ -32,7 +32,7 @@ pub struct NodeConfig {
     pub isa: IsaChoice,
     /// Memory for the KV pool.
     pub kv_pool_mib: usize,
-    /// Precision of the KV pool, and of KV as it travels: `bf16` or `int8`.
+    /// Precision of the KV pool, and of KV as it travels: `bf16`, `int8` or `int4`.
     pub kv_dtype: KvDtype,
     /// Tokens in one KV block; a multiple of 16.
     pub block_tokens: u16,
@@ -103,8 +103,9 @@ impl NodeConfig {
         if self.block_tokens == 0 || !self.block_tokens.is_multiple_of(16) {
             wrong.push(format!("block_tokens: {} is no multiple of 16", self.block_tokens));
         }
-        if !matches!(self.kv_dtype, KvDtype::Bf16 | KvDtype::Int8) {
-            wrong.push(format!("kv_dtype: {} is not supported; bf16 and int8 are", self.kv_dtype));
+        if !self.kv_dtype.is_stored() {
+            let want = "bf16, int8 and int4 are";
+            wrong.push(format!("kv_dtype: {} is not supported; {want}", self.kv_dtype));
         }
         if self.grpc.ip().is_unspecified() && self.advertise.is_empty() && !self.etcd.is_empty() {
             wrong.push(format!(

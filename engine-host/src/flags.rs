@@ -30,7 +30,7 @@ pub struct NodeFlags {
     /// Threads that compute; 0: one for each core.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Precision of KV: bf16, or int8 in half the memory.
+    /// Precision of KV: bf16, int8 in half the memory, int4 in a quarter.
     #[arg(long, value_name = "DTYPE")]
     pub kv_dtype: Option<KvDtype>,
 }
@@ -79,8 +79,11 @@ mod tests {
         assert_eq!(load(&[]).unwrap().kv_dtype, KvDtype::Bf16);
         assert_eq!(load(&["--kv-dtype", "int8"]).unwrap().kv_dtype, KvDtype::Int8);
         let error = load(&["--kv-dtype", "f16"]).unwrap_err().to_string();
-        assert!(error.contains("kv_dtype: f16 is not supported; bf16 and int8 are"), "{error}");
-        let error = Binary::try_parse_from(["node", "--kv-dtype", "int4"]).err().unwrap();
-        assert!(error.to_string().contains("bf16 and int8"), "{error}");
+        assert!(
+            error.contains("kv_dtype: f16 is not supported; bf16, int8 and int4 are"),
+            "{error}"
+        );
+        let error = Binary::try_parse_from(["node", "--kv-dtype", "int2"]).err().unwrap();
+        assert!(error.to_string().contains("bf16, int8 and int4"), "{error}");
     }
 }

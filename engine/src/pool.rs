@@ -23,6 +23,9 @@ const LATE_STAGES: u32 = 8;
 /// ... nobody spins for so many stages.
 const CALM_STAGES: u32 = 2000;
 
+/// For so few rows a stage that takes a microsecond a row is not worth a barrier.
+const FEW_ROWS: usize = 2;
+
 /// Whether threads may spin while they wait for one another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpinPolicy {
@@ -101,6 +104,19 @@ impl Pool {
 
     pub(crate) fn threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// A stage that takes about a microsecond for each of `rows` rows: for a few of them the caller
+    /// does all threads' parts itself.
+    ///
+    /// # Panics
+    /// As [`run`](Self::run).
+    pub(crate) fn run_rows(&mut self, rows: usize, stage: &Stage<'_>) {
+        if rows <= FEW_ROWS {
+            (0..self.threads()).for_each(stage);
+        } else {
+            self.run(stage);
+        }
     }
 
     /// Calls `stage(0)` here and `stage(1..threads)` on the workers, and waits for all.
@@ -299,6 +315,19 @@ mod tests {
         for threads in [1, 2, 3, 8] {
             counts_everything(threads, SpinPolicy::Auto);
             counts_everything(threads, SpinPolicy::Never);
+        }
+    }
+
+    #[test]
+    fn few_rows_are_the_callers() {
+        let mut pool = Pool::new(3, SpinPolicy::Never).unwrap();
+        for rows in [0, 1, 2, 3, 40] {
+            let (done, here) = (AtomicUsize::new(0), std::thread::current().id());
+            pool.run_rows(rows, &|thread| {
+                done.fetch_add(share(rows, 3, thread).len(), Ordering::Relaxed);
+                assert!(rows > FEW_ROWS || std::thread::current().id() == here);
+            });
+            assert_eq!(done.load(Ordering::Relaxed), rows);
         }
     }
 

@@ -146,6 +146,8 @@ pub(crate) trait Lanes: Copy {
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
     /// Each byte, which is below 16, replaced by the table's.
     fn look_up(self, table: &[u8; 16], x: Self::I) -> Self::I;
+    /// The low halves of eight bytes, then their high halves, widened.
+    fn load_nibbles(self, x: &[u8; LANES / 2]) -> Self::I;
     /// Sixteen signed bytes, widened.
     fn load_signed(self, x: &[u8; LANES]) -> Self::I;
     /// In each lane `acc + Σ w[j] * a[j]`, `w` four unsigned bytes below 128, `a` four signed

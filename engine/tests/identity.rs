@@ -32,7 +32,7 @@ struct Way {
 const PLAIN: Way =
     Way { isa: None, threads: 1, kv_dtype: KvDtype::Bf16, block_tokens: 16, chunk: 512, others: 0 };
 
-const KV_DTYPES: [KvDtype; 2] = [KvDtype::Bf16, KvDtype::Int8];
+const KV_DTYPES: [KvDtype; 3] = KvDtype::STORED;
 
 fn tiny(dtype: Dtype) -> ModelFile {
     let bytes = Gguf::tiny(Shape::tiny(dtype), dtype, 5).to_bytes();
@@ -186,19 +186,21 @@ fn long_prompts_cross_chunks_of_keys() {
 
 /// Of every family, and beside bfloat16 not the same.
 #[test]
-fn every_family_over_int8_kv() {
+fn every_family_over_quantized_kv() {
     let shape = Shape { layers: 3, ..TINY };
     for family in FAMILIES {
         let bytes = families::family(family, shape, Dtype::Q8_0, 9).to_bytes();
         let model = ModelFile::from_gguf_bytes(bytes, "family.gguf").unwrap();
         let prompt = prompt(&model, 330, 47);
-        let int8 = |way| Way { kv_dtype: KvDtype::Int8, ..way };
-        let want = logits(&model, &prompt, int8(PLAIN));
-        assert!(want.iter().all(|bits| f32::from_bits(*bits).is_finite()));
-        assert!(logits(&model, &prompt, PLAIN) != want);
-        let scalar = Way { isa: Some(Isa::Scalar), chunk: 90, threads: 2, ..PLAIN };
-        for way in ways().into_iter().chain([scalar]) {
-            assert!(logits(&model, &prompt, int8(way)) == want, "{family} {way:?}");
+        for kv_dtype in [KvDtype::Int8, KvDtype::Int4] {
+            let over = |way| Way { kv_dtype, ..way };
+            let want = logits(&model, &prompt, over(PLAIN));
+            assert!(want.iter().all(|bits| f32::from_bits(*bits).is_finite()));
+            assert!(logits(&model, &prompt, PLAIN) != want);
+            let scalar = Way { isa: Some(Isa::Scalar), chunk: 90, threads: 2, ..PLAIN };
+            for way in ways().into_iter().chain([scalar]) {
+                assert!(logits(&model, &prompt, over(way)) == want, "{family} {kv_dtype} {way:?}");
+            }
         }
     }
 }
@@ -214,7 +216,7 @@ fn numerics_name_the_precision_of_kv() {
     }
     let config = CpuConfig { kv_dtype: KvDtype::F16, ..CpuConfig::default() };
     let error = CpuBackend::new(&model, config).unwrap_err().to_string();
-    assert_eq!(error, "a KV pool of f16 is not supported: bf16 or int8");
+    assert_eq!(error, "a KV pool of f16 is not supported: bf16, int8 or int4");
 }
 
 #[test]

@@ -64,7 +64,7 @@ impl WireLayout {
     /// What a payload is made of, in order: elements of K, of V, scales of K, of V. Each part is
     /// `[head][token]`, of so many bytes for a token; 0 where the dtype has no scales.
     pub(crate) fn part_bytes(&self) -> [usize; 4] {
-        let elements = usize::from(self.head_dim) * self.dtype.element_bytes();
+        let elements = self.dtype.elements_bytes(usize::from(self.head_dim));
         let scale = self.dtype.scale_bytes();
         [elements, elements, scale, scale]
     }

@@ -55,7 +55,7 @@ impl Placer for Memory {
     async fn place(&self, frame: &Frame) -> Result<(), Error> {
         tokio::task::yield_now().await;
         let key = frame.key();
-        let row = usize::from(LAYOUT.head_dim) * LAYOUT.dtype.element_bytes();
+        let row = LAYOUT.dtype.elements_bytes(usize::from(LAYOUT.head_dim));
         let (k, v) = frame.payload().split_at(frame.payload().len() / 2);
         let mut halves = k.chunks_exact(row).zip(v.chunks_exact(row));
         let mut rows = self.rows.lock().unwrap();
@@ -81,7 +81,7 @@ fn byte(layer: u16, half: u32, head: u16, token: u32, at: u32) -> u8 {
 }
 
 fn row(layer: u16, half: u32, head: u16, token: u32) -> impl Iterator<Item = u8> {
-    let bytes = u32::from(LAYOUT.head_dim) * LAYOUT.dtype.element_bytes() as u32;
+    let bytes = LAYOUT.dtype.elements_bytes(usize::from(LAYOUT.head_dim)) as u32;
     (0..bytes).map(move |at| byte(layer, half, head, token, at))
 }
 

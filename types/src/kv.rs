@@ -16,31 +16,50 @@ pub enum KvDtype {
     Bf16,
     /// Signed bytes, with one f16 scale for each token and head, of K and of V.
     Int8,
+    /// Four bits, with one f16 scale for each token and head, of K and of V: element `2 i` in the
+    /// low half of byte `i`, plus 8.
+    Int4,
 }
 
 impl KvDtype {
-    pub const ALL: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8];
+    pub const ALL: [KvDtype; 5] =
+        [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8, KvDtype::Int4];
 
-    /// Bytes of one element, without scales.
-    pub fn element_bytes(self) -> usize {
+    /// Those in which a node holds its KV.
+    pub const STORED: [KvDtype; 3] = [KvDtype::Bf16, KvDtype::Int8, KvDtype::Int4];
+
+    /// Bits of one element.
+    pub fn element_bits(self) -> usize {
         match self {
-            KvDtype::F32 => 4,
-            KvDtype::F16 | KvDtype::Bf16 => 2,
-            KvDtype::Int8 => 1,
+            KvDtype::F32 => 32,
+            KvDtype::F16 | KvDtype::Bf16 => 16,
+            KvDtype::Int8 => 8,
+            KvDtype::Int4 => 4,
         }
+    }
+
+    /// Bytes of K's (or of V's) elements of one token and one head, without its scale. A head has a
+    /// whole number of bytes.
+    pub fn elements_bytes(self, head_dim: usize) -> usize {
+        (head_dim * self.element_bits()).div_ceil(8)
+    }
+
+    /// Whether a node can hold its KV so.
+    pub fn is_stored(self) -> bool {
+        Self::STORED.contains(&self)
     }
 
     /// Bytes of the scale that the elements of one token and head share; 0 where there is none.
     pub fn scale_bytes(self) -> usize {
         match self {
             KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => 0,
-            KvDtype::Int8 => 2,
+            KvDtype::Int8 | KvDtype::Int4 => 2,
         }
     }
 
     /// Bytes of K (or of V) of one token and one head, its scale included.
     pub fn vector_bytes(self, head_dim: usize) -> usize {
-        head_dim * self.element_bytes() + self.scale_bytes()
+        self.elements_bytes(head_dim) + self.scale_bytes()
     }
 
     /// The number that stands for it in a frame header.
@@ -50,6 +69,7 @@ impl KvDtype {
             KvDtype::F16 => 1,
             KvDtype::Bf16 => 2,
             KvDtype::Int8 => 3,
+            KvDtype::Int4 => 4,
         }
     }
 
@@ -64,6 +84,7 @@ impl KvDtype {
             KvDtype::F16 => "f16",
             KvDtype::Bf16 => "bf16",
             KvDtype::Int8 => "int8",
+            KvDtype::Int4 => "int4",
         }
     }
 }
@@ -76,7 +97,7 @@ impl std::fmt::Display for KvDtype {
 
 /// No precision of KV has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no precision of KV: bf16 and int8 are")]
+#[error("{0:?} is no precision of KV: bf16, int8 and int4 are")]
 pub struct UnknownKvDtype(String);
 
 impl std::str::FromStr for KvDtype {
@@ -123,9 +144,7 @@ mod tests {
     fn bytes_include_the_scales() {
         let layout =
             |dtype| KvLayout { layers: 30, kv_heads: 3, head_dim: 64, block_tokens: 16, dtype };
-        for (dtype, bytes) in
-            [(KvDtype::F32, 1536), (KvDtype::F16, 768), (KvDtype::Bf16, 768), (KvDtype::Int8, 396)]
-        {
+        for (dtype, bytes) in KvDtype::ALL.into_iter().zip([1536, 768, 768, 396, 204]) {
             assert_eq!(layout(dtype).token_layer_bytes(), bytes, "{dtype}");
             assert_eq!(layout(dtype).block_bytes(), 30 * 16 * bytes, "{dtype}");
         }
@@ -138,8 +157,8 @@ mod tests {
             assert_eq!(KvDtype::from_code(dtype.code()), Some(dtype));
             assert_eq!(dtype.as_str().parse(), Ok(dtype));
         }
-        assert_eq!(KvDtype::from_code(4), None);
-        let error = "int4".parse::<KvDtype>().unwrap_err().to_string();
-        assert_eq!(error, "\"int4\" is no precision of KV: bf16 and int8 are");
+        assert_eq!(KvDtype::from_code(5), None);
+        let error = "int2".parse::<KvDtype>().unwrap_err().to_string();
+        assert_eq!(error, "\"int2\" is no precision of KV: bf16, int8 and int4 are");
     }
 }

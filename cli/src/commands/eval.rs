@@ -38,7 +38,7 @@ pub struct Flags {
     /// Threads that compute; 0: one for each core.
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
-    /// Precision of KV: bf16 or int8.
+    /// Precision of KV: bf16, int8 or int4.
     #[arg(long, value_name = "DTYPE", default_value_t = KvDtype::Bf16)]
     kv_dtype: KvDtype,
     /// Print {"perplexity": …, "tokens": …}.

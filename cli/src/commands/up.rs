@@ -41,7 +41,7 @@ pub struct Flags {
     /// Memory for the KV pool of each node.
     #[arg(long, value_name = "MIB", default_value_t = 512)]
     kv_pool_mib: usize,
-    /// Precision of KV: bf16, or int8 in half the memory.
+    /// Precision of KV: bf16, int8 in half the memory, int4 in a quarter.
     #[arg(long, value_name = "DTYPE", default_value_t = KvDtype::Bf16)]
     kv_dtype: KvDtype,
     /// Prompts up to so many tokens are prefilled at the decode node; 0: none, so that every

@@ -20,7 +20,7 @@ pub struct CpuConfig {
     pub spin: SpinPolicy,
     /// Tokens of a KV block, a multiple of 16.
     pub block_tokens: usize,
-    /// Precision of the KV pool: bfloat16 or bytes.
+    /// Precision of the KV pool: bfloat16, bytes or halves of bytes.
     pub kv_dtype: KvDtype,
     /// Blocks of the KV pool.
     pub kv_blocks: usize,
@@ -49,7 +49,7 @@ impl Default for CpuConfig {
 pub enum CpuError {
     #[error("{name} = {value} is not supported: {want}")]
     Config { name: &'static str, value: usize, want: &'static str },
-    #[error("a KV pool of {0} is not supported: bf16 or int8")]
+    #[error("a KV pool of {0} is not supported: bf16, int8 or int4")]
     KvDtype(KvDtype),
     #[error("this processor has no {}; choose another instruction set or none", .0.as_str())]
     Isa(Isa),
@@ -78,7 +78,7 @@ impl CpuConfig {
         if self.max_logit_rows == 0 {
             return fail("max_logit_rows", 0, "at least 1");
         }
-        if !matches!(self.kv_dtype, KvDtype::Bf16 | KvDtype::Int8) {
+        if !self.kv_dtype.is_stored() {
             return Err(CpuError::KvDtype(self.kv_dtype));
         }
         match self.isa {

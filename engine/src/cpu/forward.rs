@@ -38,7 +38,7 @@ impl CpuBackend {
         let scale = model.spec().features.embedding_scale;
         let residual = buffers.residual.parts();
         let threads = pool.threads();
-        pool.run(&|thread| {
+        pool.run_rows(batch.rows.len(), &|thread| {
             for row in share(batch.rows.len(), threads, thread) {
                 // SAFETY: each row belongs to one thread.
                 let out = unsafe { residual.of_mut(row * hidden..(row + 1) * hidden) };

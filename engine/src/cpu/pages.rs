@@ -1,17 +1,19 @@
 //! The KV pool: pages of K and V as the attention kernel reads them.
 //!
 //! `[layer][block][kv head][tile of 16 tokens]`, tiles as `kernels::attention::format` says. With
-//! `E` bytes for an element: K `[dim / (4 / E)][token][4 / E]`, V `[token / E][dim][E]`; then,
-//! where elements are bytes, the scales of K `[token]` and of V `[token]`, in half precision.
+//! `E` bytes for an element: K `[dim / (4 / E)][token][4 / E]`, V `[token / E][dim][E]`; halves of
+//! bytes as `nibbles` says; then, where elements are bytes or halves of them, the scales of K
+//! `[token]` and of V `[token]`, in half precision.
 
 use baton_types::{BlockId, KvDtype, KvLayout};
 
 use crate::backend::{BackendError, KvRead, KvSpan};
 use crate::kernels::attention::TILE_TOKENS;
-use crate::kernels::attention::format::{Bf16, Int8, K_OFFSET, StoredScale, TileFormat};
+use crate::kernels::attention::format::{Bf16, Int4, Int8, K_OFFSET, StoredScale, TileFormat};
 use crate::kernels::numerics::bf16_round;
 use crate::memory::{Buffer, Parts};
 
+mod nibbles;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +28,8 @@ struct Slot {
     /// Token within the tile.
     token: usize,
     dim: usize,
+    /// From the tile's first byte to its scales, where it has some.
+    scales: usize,
 }
 
 impl Slot {
@@ -48,10 +52,10 @@ impl Slot {
         if is_value { self.v::<E>(d) } else { self.k::<E>(d) }
     }
 
-    /// The scale of K or of V, where elements are bytes.
+    /// The scale of K or of V.
     fn scale(&self, is_value: bool) -> usize {
         let half = usize::from(is_value) * TILE_TOKENS;
-        self.tile + 2 * self.dim * TILE_TOKENS + (half + self.token) * SCALE_BYTES
+        self.tile + self.scales + (half + self.token) * SCALE_BYTES
     }
 }
 
@@ -62,6 +66,8 @@ pub(super) struct PageMap {
     blocks: usize,
     /// Bytes of one tile.
     tile_bytes: usize,
+    /// Those before its scales, where it has some.
+    scales_at: usize,
 }
 
 impl PageMap {
@@ -69,18 +75,19 @@ impl PageMap {
     /// Where no kernel reads that precision: `CpuConfig::check` has refused it.
     fn new(layout: KvLayout, blocks: usize) -> Self {
         let dim = layout.head_dim as usize;
-        let tile_bytes = match layout.dtype {
-            KvDtype::Bf16 => Bf16::tile_bytes(dim),
-            KvDtype::Int8 => Int8::tile_bytes(dim),
+        let (tile_bytes, scales_at) = match layout.dtype {
+            KvDtype::Bf16 => (Bf16::tile_bytes(dim), Bf16::tile_bytes(dim)),
+            KvDtype::Int8 => (Int8::tile_bytes(dim), Int8::scales_at(dim)),
+            KvDtype::Int4 => (Int4::tile_bytes(dim), Int4::scales_at(dim)),
             KvDtype::F32 | KvDtype::F16 => panic!("no pages of {}", layout.dtype),
         };
-        let map = Self { layout, blocks, tile_bytes };
+        let map = Self { layout, blocks, tile_bytes, scales_at };
         assert!(map.page_bytes() * layout.layers as usize == layout.block_bytes());
         map
     }
 
-    fn is_bytes(&self) -> bool {
-        self.layout.dtype == KvDtype::Int8
+    fn has_scales(&self) -> bool {
+        self.layout.dtype.scale_bytes() > 0
     }
 
     fn head_dim(&self) -> usize {
@@ -115,6 +122,7 @@ impl PageMap {
             tile: self.tile(layer, blocks, head, position),
             token: position % TILE_TOKENS,
             dim: self.head_dim(),
+            scales: self.scales_at,
         }
     }
 
@@ -177,14 +185,15 @@ impl Pages {
         if payload.len() != want {
             return Err(BackendError::PayloadSize { got: payload.len(), want });
         }
-        if self.map.is_bytes() {
-            let scales = self.write_elements::<1>(span, payload);
-            let scales = scales.as_chunks::<SCALE_BYTES>().0;
-            for ((is_value, slot), scale) in self.map.vectors(span).zip(scales) {
-                self.data[slot.scale(is_value)..][..SCALE_BYTES].copy_from_slice(scale);
-            }
-        } else {
-            self.write_elements::<2>(span, payload);
+        let scales = match self.map.layout.dtype {
+            KvDtype::Int4 => self.write_nibbles(span, payload),
+            KvDtype::Int8 => self.write_elements::<1>(span, payload),
+            _ => self.write_elements::<2>(span, payload),
+        };
+        // Without scales nothing is left.
+        let scales = scales.as_chunks::<SCALE_BYTES>().0;
+        for ((is_value, slot), scale) in self.map.vectors(span).zip(scales) {
+            self.data[slot.scale(is_value)..][..SCALE_BYTES].copy_from_slice(scale);
         }
         Ok(())
     }
@@ -231,17 +240,22 @@ impl Pages {
                     let source = self.map.slot(layer, &[from], head, token);
                     let target = self.map.slot(layer, &[to], head, token);
                     for is_value in [false, true] {
-                        if self.map.is_bytes() {
-                            self.copy_elements::<1>(source, target, is_value);
-                            let scale = source.scale(is_value);
-                            let scale = scale..scale + SCALE_BYTES;
-                            self.data.copy_within(scale, target.scale(is_value));
-                        } else {
-                            self.copy_elements::<2>(source, target, is_value);
-                        }
+                        self.copy_vector(source, target, is_value);
                     }
                 }
             }
+        }
+    }
+
+    fn copy_vector(&mut self, source: Slot, target: Slot, is_value: bool) {
+        match self.map.layout.dtype {
+            KvDtype::Int4 => self.copy_nibbles(source, target, is_value),
+            KvDtype::Int8 => self.copy_elements::<1>(source, target, is_value),
+            _ => self.copy_elements::<2>(source, target, is_value),
+        }
+        if self.map.has_scales() {
+            let scale = source.scale(is_value);
+            self.data.copy_within(scale..scale + SCALE_BYTES, target.scale(is_value));
         }
     }
 
@@ -272,13 +286,15 @@ impl Pages {
 impl KvRead for Pages {
     fn read_kv(&self, span: &KvSpan<'_>, out: &mut Vec<u8>) {
         out.reserve(self.map.layout.token_layer_bytes() * span.token_count);
-        if self.map.is_bytes() {
-            self.read_elements::<1>(span, out);
+        match self.map.layout.dtype {
+            KvDtype::Int4 => self.read_nibbles(span, out),
+            KvDtype::Int8 => self.read_elements::<1>(span, out),
+            _ => self.read_elements::<2>(span, out),
+        }
+        if self.map.has_scales() {
             for (is_value, slot) in self.map.vectors(span) {
                 out.extend_from_slice(&self.data[slot.scale(is_value)..][..SCALE_BYTES]);
             }
-        } else {
-            self.read_elements::<2>(span, out);
         }
     }
 }
@@ -309,10 +325,10 @@ impl SharedPages<'_> {
         assert!(k.len() == slot.dim && v.len() == slot.dim);
         // SAFETY: the tile is in bounds, and its slot is this thread's by the caller's promise.
         unsafe {
-            if self.map.is_bytes() {
-                self.store_bytes(slot, k, v);
-            } else {
-                self.store_bf16(slot, k, v);
+            match self.map.layout.dtype {
+                KvDtype::Int4 => self.store_nibbles(slot, k, v),
+                KvDtype::Int8 => self.store_bytes(slot, k, v),
+                _ => self.store_bf16(slot, k, v),
             }
         }
     }
@@ -335,7 +351,7 @@ impl SharedPages<'_> {
     /// As [`store`](Self::store); the slot's tile is in bounds.
     unsafe fn store_bytes(&self, slot: Slot, k: &[f32], v: &[f32]) {
         let data = self.data.as_ptr();
-        let scales = [StoredScale::of(k), StoredScale::of(v)];
+        let scales = [StoredScale::of_bytes(k), StoredScale::of_bytes(v)];
         for (d, (k, v)) in k.iter().zip(v).enumerate() {
             // SAFETY: as in `store_bf16`.
             unsafe {
@@ -343,7 +359,15 @@ impl SharedPages<'_> {
                 *data.add(slot.v::<1>(d)) = scales[1].byte(*v) as u8;
             }
         }
-        for (is_value, scale) in [(false, scales[0]), (true, scales[1])] {
+        // SAFETY: the caller's promise.
+        unsafe { self.store_scales(slot, scales) };
+    }
+
+    /// # Safety
+    /// As [`store`](Self::store); the slot's tile is in bounds.
+    unsafe fn store_scales(&self, slot: Slot, [k, v]: [StoredScale; 2]) {
+        let data = self.data.as_ptr();
+        for (is_value, scale) in [(false, k), (true, v)] {
             // SAFETY: as in `store_bf16`; scales lie at even bytes.
             unsafe { *data.add(slot.scale(is_value)).cast::<u16>() = scale.bits };
         }

@@ -54,6 +54,7 @@ pub(crate) struct Kernels {
     pub(crate) rotate: unsafe fn(&mut Rotate<'_>),
     pub(crate) attend_bf16: unsafe fn(&mut Chunk<'_>),
     pub(crate) attend_int8: unsafe fn(&mut Chunk<'_>),
+    pub(crate) attend_int4: unsafe fn(&mut Chunk<'_>),
     pub(crate) merge: unsafe fn(&mut Merge<'_>),
     /// Rounds of nothing but dots.
     pub(crate) burn_dots: unsafe fn(usize) -> i32,
@@ -107,6 +108,7 @@ macro_rules! instantiate {
                 rotate,
                 attend_bf16,
                 attend_int8,
+                attend_int4,
                 merge,
                 burn_dots,
                 burn_floats,
@@ -161,6 +163,12 @@ macro_rules! instantiate {
             unsafe fn attend_int8(chunk: &mut Chunk<'_>) {
                 // SAFETY: see the macro; the tiles are the caller's promise.
                 unsafe { attention::attend::<_, format::Int8>(<$lanes>::new(), chunk) }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn attend_int4(chunk: &mut Chunk<'_>) {
+                // SAFETY: see the macro; the tiles are the caller's promise.
+                unsafe { attention::attend::<_, format::Int4>(<$lanes>::new(), chunk) }
             }
 
             $(#[target_feature(enable = $features)])?

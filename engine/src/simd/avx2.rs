@@ -310,6 +310,15 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn load_nibbles(self, x: &[u8; LANES / 2]) -> Self::I {
+        const LOW: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+        let x = u64::from_le_bytes(*x);
+        let (low, high) = (x & LOW, x >> 4 & LOW);
+        let halves = op!(_mm_set_epi64x(high as i64, low as i64));
+        op!([_mm256_cvtepu8_epi32(halves), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(halves))])
+    }
+
+    #[inline(always)]
     fn load_signed(self, x: &[u8; LANES]) -> Self::I {
         op!([
             _mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast())),

@@ -222,6 +222,15 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn load_nibbles(self, x: &[u8; LANES / 2]) -> Self::I {
+        const LOW: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+        let x = u64::from_le_bytes(*x);
+        let (low, high) = (x & LOW, x >> 4 & LOW);
+        let halves = op!(_mm_set_epi64x(high as i64, low as i64));
+        op!(_mm512_cvtepu8_epi32(halves))
+    }
+
+    #[inline(always)]
     fn load_signed(self, x: &[u8; LANES]) -> __m512i {
         op!(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
     }

@@ -260,6 +260,11 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
+    fn load_nibbles(self, x: &[u8; LANES / 2]) -> Self::I {
+        std::array::from_fn(|i| u32::from(x[i % 8] >> (i / 8 * 4) & 15))
+    }
+
+    #[inline(always)]
     fn load_signed(self, x: &[u8; LANES]) -> Self::I {
         each(*x, |x| i32::from(x as i8) as u32)
     }

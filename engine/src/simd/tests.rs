@@ -101,6 +101,7 @@ fn round<L: Lanes>(l: L, seed: u64) -> Vec<[u32; LANES]> {
         ints(l, l.or(l.low_nibbles(w), l.bits(w, -1, 0x30))),
         ints(l, l.look_up(&table, l.low_nibbles(w))),
         ints(l, l.load_signed(&signed)),
+        ints(l, l.load_nibbles(&signed.as_chunks().0[1])),
         ints(l, l.dot_bytes(start, w, activations)),
     ] {
         out.push(lanes);

@@ -45,7 +45,7 @@ impl CpuBackend {
         ];
         let (qkv, pages) = (buffers.qkv.parts(), pages.shared());
         let threads = pool.threads();
-        pool.run(&|thread| {
+        pool.run_rows(batch.rows.len(), &|thread| {
             for row in share(batch.rows.len(), threads, thread) {
                 let (position, span) = (batch.rows[row].position, batch.rows[row].span);
                 let start = row * columns.stride;
@@ -83,7 +83,7 @@ impl CpuBackend {
         // A product with K and one with V, of two operations each.
         let flops = (4 * work.keys_seen * shapes.out_stride) as u64;
         cost.flops += flops;
-        if pages.layout().dtype == KvDtype::Int8 {
+        if pages.layout().dtype != KvDtype::Bf16 {
             cost.dot_ops += flops / 2;
         }
         cost.kv_bytes += (work.keys_read * pages.layout().token_layer_bytes()) as u64;
@@ -98,6 +98,7 @@ impl CpuBackend {
         let scratches = Parts::new(&mut buffers.attention);
         let attend = match pages.layout().dtype {
             KvDtype::Int8 => kernels.attend_int8,
+            KvDtype::Int4 => kernels.attend_int4,
             _ => kernels.attend_bf16,
         };
         let kernels = AttentionKernels { attend, merge: kernels.merge };

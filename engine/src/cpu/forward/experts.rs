@@ -87,7 +87,7 @@ impl CpuBackend {
         multiply(pool, kernels, cost, &product);
         let picks = Parts::new(&mut buffers.experts.picks);
         let threads = pool.threads();
-        pool.run(&|thread| {
+        pool.run_rows(rows, &|thread| {
             for row in share(rows, threads, thread) {
                 // SAFETY: each row belongs to one thread, and scores are only read.
                 unsafe {
@@ -139,7 +139,7 @@ fn gather(
     quants: QuantView<'_>,
 ) {
     let (hidden, threads) = (quants.k, pool.threads());
-    pool.run(&|thread| {
+    pool.run_rows(routes.rows.len(), &|thread| {
         for slot in share(routes.rows.len(), threads, thread) {
             let row = routes.rows[slot];
             // SAFETY: each slot belongs to one thread, and `normed` is only read.
@@ -169,7 +169,7 @@ impl Sums<'_> {
     /// `out[row] = Σ weight * slot`, or `out[row] += Σ weight * slot`.
     fn add(&self, pool: &mut Pool, is_added: bool) {
         let (hidden, used, threads) = (self.hidden, self.used, pool.threads());
-        pool.run(&|thread| {
+        pool.run_rows(self.rows, &|thread| {
             let mut sum = vec![0.0; hidden];
             for row in share(self.rows, threads, thread) {
                 let picks = row * used..(row + 1) * used;

@@ -46,7 +46,7 @@ pub(super) struct Normalization<'a> {
 pub(super) fn normalize(pool: &mut Pool, kernels: &Kernels, job: &Normalization<'_>) {
     let (weight, eps, hidden) = (job.weight, job.eps, job.weight.len());
     let threads = pool.threads();
-    pool.run(&|thread| {
+    pool.run_rows(job.rows, &|thread| {
         for row in share(job.rows, threads, thread) {
             let source = job.from.map_or(row, |from| from[row]);
             // SAFETY: each row belongs to one thread, `x` is only read, and the kernels' needs
@@ -75,7 +75,7 @@ pub(super) fn quantize(
         return;
     }
     let (k, threads) = (quants.k, pool.threads());
-    pool.run(&|thread| {
+    pool.run_rows(rows, &|thread| {
         for row in share(rows, threads, thread) {
             // SAFETY: each row belongs to one thread, and `x` is only read.
             unsafe { (kernels.quantize)(x.of(row * k..(row + 1) * k), &quants, row) }
@@ -93,7 +93,7 @@ pub(super) fn add_normalized(
     rows: usize,
 ) {
     let (width, threads) = (weight.len(), pool.threads());
-    pool.run(&|thread| {
+    pool.run_rows(rows, &|thread| {
         for row in share(rows, threads, thread) {
             // SAFETY: each row belongs to one thread, and `x` is only read.
             unsafe {

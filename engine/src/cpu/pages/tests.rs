@@ -24,7 +24,7 @@ fn bytes(count: usize, seed: u64) -> Vec<u8> {
 #[test]
 fn a_payload_survives_pages_of_any_size() {
     let blocks = [5, 0, 7, 2].map(BlockId);
-    for dtype in [KvDtype::Bf16, KvDtype::Int8] {
+    for dtype in KvDtype::STORED {
         for block_tokens in [16, 32, 48] {
             let mut pages = pages(dtype, block_tokens);
             let token_bytes = pages.layout().token_layer_bytes();
@@ -61,7 +61,7 @@ fn a_payload_survives_pages_of_any_size() {
 
 #[test]
 fn a_copied_block_reads_the_same() {
-    for dtype in [KvDtype::Bf16, KvDtype::Int8] {
+    for dtype in KvDtype::STORED {
         let mut pages = pages(dtype, 32);
         let token_bytes = pages.layout().token_layer_bytes();
         let span = |blocks, token_count| KvSpan { layer: 1, blocks, token_first: 0, token_count };
@@ -92,13 +92,17 @@ fn stored(dtype: KvDtype, x: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let span = KvSpan { layer: 1, blocks: &[BlockId(4)], token_first: 9, token_count: 1 };
     pages.read_kv(&span, &mut payload);
     let numbers = match dtype {
-        KvDtype::Int8 => {
-            let (quants, scales) = payload.split_at(2 * usize::from(HEADS) * dim);
+        KvDtype::Int8 | KvDtype::Int4 => {
+            let row = dtype.elements_bytes(dim);
+            let (quants, scales) = payload.split_at(2 * usize::from(HEADS) * row);
             let scales =
                 scales.as_chunks::<2>().0.iter().map(|s| f16_widen(u16::from_le_bytes(*s)));
-            let rows = quants.chunks_exact(dim).zip(scales);
-            rows.flat_map(|(row, scale)| row.iter().map(move |q| f32::from(*q as i8) * scale))
-                .collect()
+            let number = |row: &[u8], d: usize| match dtype {
+                KvDtype::Int8 => f32::from(row[d] as i8),
+                _ => f32::from(row[d / 2] >> (d % 2 * 4) & 15) - 8.0,
+            };
+            let rows = quants.chunks_exact(row).zip(scales);
+            rows.flat_map(|(row, scale)| (0..dim).map(move |d| number(row, d) * scale)).collect()
         }
         _ => {
             let words = payload.as_chunks::<2>().0.iter();
@@ -116,7 +120,9 @@ fn stored_numbers_are_near() {
         .enumerate()
         .map(|(i, byte)| (f32::from(*byte) - 128.0) * [1e-6, 0.02, 70.0][i / dim])
         .collect();
-    for (dtype, near) in [(KvDtype::Bf16, 1.0 / 256.0), (KvDtype::Int8, 1.0 / 253.0)] {
+    // Of four bits the side that is not farthest from zero ends at 7/8.
+    let nears = [1.0 / 256.0, 1.0 / 253.0, 1.0 / 7.9];
+    for (dtype, near) in KvDtype::STORED.into_iter().zip(nears) {
         let (_, got) = stored(dtype, &x);
         for head in 0..3 {
             let want = &x[head * dim..][..dim];
@@ -139,9 +145,15 @@ fn what_is_not_finite_shows_and_zero_is_zero() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut x = vec![1.0; 3 * dim];
         x[dim + 5] = bad;
-        let (_, got) = stored(KvDtype::Int8, &x);
-        assert!(got[dim..2 * dim].iter().all(|x| x.is_nan() || x.is_infinite()), "{bad}");
-        assert!(got[..dim].iter().all(|x| *x == 1.0 || (x - 1.0).abs() < 1e-3));
+        for dtype in [KvDtype::Int8, KvDtype::Int4] {
+            let (_, got) = stored(dtype, &x);
+            assert!(got[dim..2 * dim].iter().all(|x| !x.is_finite()), "{dtype} {bad}");
+            assert!(got[..dim].iter().all(|x| (x - 1.0).abs() < 1e-3), "{dtype}");
+        }
+    }
+    for small in [0.0, 1e-9] {
+        let (_, got) = stored(KvDtype::Int4, &vec![small; 3 * dim]);
+        assert!(got.iter().all(|x| *x == 0.0), "a scale that underflows is zero");
     }
     let (payload, _) = stored(KvDtype::Int8, &vec![0.0; 3 * dim]);
     assert!(payload.iter().all(|byte| *byte == 0));

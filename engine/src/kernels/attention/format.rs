@@ -124,30 +124,39 @@ impl TileFormat for Bf16 {
     }
 }
 
-/// Bytes: K `[dim / 4][token][4]`, plus 128, four dimensions of a token in each 32-bit lane;
-/// V `[token][dim]`, signed; then one f16 scale for each token, of K and of V.
+/// Elements of `BITS` bits, all unsigned in K: bytes plus 128, halves of bytes plus 8. Four bytes of
+/// a token lie in each 32-bit lane. Then one f16 scale for each token, of K and of V.
+///
+/// Bytes: K `[dim / 4][token][4]`; V `[token][dim]`, signed. Halves: K `[dim / 8][token][4]`, low
+/// halves the first four dimensions of eight; V `[token][dim / 16][8]`, low halves the first eight
+/// of sixteen, plus 8.
 #[derive(Clone, Copy)]
-pub(crate) struct Int8;
+pub(crate) struct Quantized<const BITS: usize>;
+
+pub(crate) type Int8 = Quantized<8>;
+pub(crate) type Int4 = Quantized<4>;
 
 /// What is added to K's bytes, so that they are unsigned.
 pub(crate) const K_OFFSET: u8 = 128;
+/// What is added to halves of bytes.
+pub(crate) const NIBBLE_OFFSET: i32 = 8;
 
 /// A query row as bytes.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ByteQuery {
     scale: f32,
-    /// Where its dots start, which takes `K_OFFSET` out again.
+    /// Where its dots start, which takes the offset of K out again.
     start: i32,
 }
 
-impl Int8 {
+impl<const BITS: usize> Quantized<BITS> {
     /// Bytes from a tile's start to its scales.
-    fn scales_at(dim: usize) -> usize {
-        2 * TILE_TOKENS * dim
+    pub(crate) fn scales_at(dim: usize) -> usize {
+        2 * TILE_TOKENS * dim * BITS / 8
     }
 }
 
-impl TileFormat for Int8 {
+impl<const BITS: usize> TileFormat for Quantized<BITS> {
     type Query = ByteQuery;
 
     #[inline(always)]
@@ -161,7 +170,8 @@ impl TileFormat for Int8 {
         let elements = row * chunk.dim..(row + 1) * chunk.dim;
         let (scale, sum) =
             quantize_vector(l, &chunk.queries[elements.clone()], &mut chunk.quants[elements]);
-        ByteQuery { scale, start: sum.wrapping_mul(L::BYTES_START) }
+        let offset = if BITS == 8 { L::BYTES_START } else { -NIBBLE_OFFSET };
+        ByteQuery { scale, start: sum.wrapping_mul(offset) }
     }
 
     /// An exact integer dot, as a number times (K's scale times the query's).
@@ -179,16 +189,25 @@ impl TileFormat for Int8 {
             acc[r] = [l.splat_i(queries[r].start); T];
         }
         let quants = chunk.quants.as_ptr().wrapping_add(row * dim);
-        for quad in 0..dim / 4 {
+        // SAFETY: `attend` has checked that there are `rows * dim` bytes.
+        let quad = |r: usize, at: usize| unsafe {
+            quants.add(r * dim + 4 * at).cast::<i32>().read_unaligned()
+        };
+        for word in 0..dim * BITS / 32 {
             for t in 0..T {
                 let keys = chunk.tiles[tile + t].cast::<[u8; 4 * LANES]>();
-                // SAFETY: a tile holds `dim / 4` groups of 64 bytes.
-                let k = l.load_bytes(unsafe { &*keys.add(quad) });
-                for r in 0..R {
-                    // SAFETY: `attend` has checked that there are `rows * dim` bytes.
-                    let q = unsafe { quants.add(r * dim + 4 * quad).cast::<i32>() };
-                    // SAFETY: as above.
-                    acc[r][t] = l.dot_bytes(acc[r][t], k, unsafe { q.read_unaligned() });
+                // SAFETY: a tile holds so many groups of 64 bytes.
+                let k = l.load_bytes(unsafe { &*keys.add(word) });
+                if BITS == 8 {
+                    for r in 0..R {
+                        acc[r][t] = l.dot_bytes(acc[r][t], k, quad(r, word));
+                    }
+                } else {
+                    let (low, high) = (l.low_nibbles(k), l.high_nibbles(k));
+                    for r in 0..R {
+                        acc[r][t] = l.dot_small(acc[r][t], low, quad(r, 2 * word));
+                        acc[r][t] = l.dot_small(acc[r][t], high, quad(r, 2 * word + 1));
+                    }
                 }
             }
         }
@@ -220,10 +239,18 @@ impl TileFormat for Int8 {
         pair: usize,
         group: usize,
     ) -> (L::F, L::F) {
-        let v = tile.wrapping_add((TILE_TOKENS + 2 * pair) * dim + group * LANES);
-        // SAFETY: V holds 16 tokens of `dim` bytes.
-        let (even, odd) = unsafe { (&*v.cast(), &*v.wrapping_add(dim).cast()) };
-        (l.to_float(l.load_signed(even)), l.to_float(l.load_signed(odd)))
+        let row = dim * BITS / 8;
+        let v = tile.wrapping_add((TILE_TOKENS + 2 * pair) * row + group * LANES * BITS / 8);
+        if BITS == 8 {
+            // SAFETY: V holds 16 tokens of `dim` bytes.
+            let (even, odd) = unsafe { (&*v.cast(), &*v.wrapping_add(row).cast()) };
+            return (l.to_float(l.load_signed(even)), l.to_float(l.load_signed(odd)));
+        }
+        // SAFETY: V holds 16 tokens of `dim / 2` bytes.
+        let (even, odd) = unsafe { (&*v.cast(), &*v.wrapping_add(row).cast()) };
+        let offset = l.splat(NIBBLE_OFFSET as f32);
+        let number = |nibbles| l.sub(l.to_float(l.load_nibbles(nibbles)), offset);
+        (number(even), number(odd))
     }
 }
 
@@ -236,24 +263,52 @@ pub(crate) struct StoredScale {
 }
 
 impl StoredScale {
-    /// That of `x[dim]`: `max|x| / 127`, rounded to half precision. NaN and infinity end in it,
-    /// and show in every output.
-    pub(crate) fn of(x: &[f32]) -> Self {
-        // Absolute values order as their bits do, NaN above all.
-        let max = x.iter().fold(0, |max, x| (x.to_bits() & 0x7fff_ffff).max(max));
-        let bits = f16_round(f32::from_bits(max) / 127.0);
+    fn new(scale: f32) -> Self {
+        let bits = f16_round(scale);
         let scale = f16_widen(bits);
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         Self { bits, inverse }
     }
 
+    /// That of the bytes of `x[dim]`: `max|x| / 127`, rounded to half precision. NaN and infinity
+    /// end in it, and show in every output.
+    pub(crate) fn of_bytes(x: &[f32]) -> Self {
+        Self::new(f32::from_bits(farthest(x).to_bits() & !SIGN) / 127.0)
+    }
+
+    /// That of the halves of bytes of `x[dim]`, which go from -8 to 7: what is farthest from zero,
+    /// the first of equals, becomes -8, so that the scale has the other sign.
+    pub(crate) fn of_nibbles(x: &[f32]) -> Self {
+        Self::new(farthest(x) / -8.0)
+    }
+
     /// `round(x * (1 / scale))`, ties to even, in -127..=127.
     #[inline(always)]
     pub(crate) fn byte(&self, x: f32) -> i8 {
-        /// 1.5 * 2^23 leaves the integer nearest to a small x, ties to even.
-        const WHOLE: f32 = 12_582_912.0;
         // A scale that was rounded down would lead beyond 127; NaN becomes 0.
-        let scaled = (x * self.inverse).clamp(-127.0, 127.0);
-        ((scaled + WHOLE) - WHOLE) as i8
+        whole((x * self.inverse).clamp(-127.0, 127.0)) as i8
     }
+
+    /// `round(x * (1 / scale)) + 8`, ties to even, in 0..=15.
+    #[inline(always)]
+    pub(crate) fn nibble(&self, x: f32) -> u8 {
+        // NaN becomes 0.
+        whole((x * self.inverse).clamp(-8.0, 7.0) + NIBBLE_OFFSET as f32) as u8
+    }
+}
+
+const SIGN: u32 = 1 << 31;
+
+/// The first of `x` whose absolute value is largest, NaN above all; 0 when there is none.
+fn farthest(x: &[f32]) -> f32 {
+    // Absolute values order as their bits do.
+    let size = |x: f32| x.to_bits() & !SIGN;
+    x.iter().fold(0.0, |far, x| if size(*x) > size(far) { *x } else { far })
+}
+
+/// The integer nearest to a small `x`, ties to even.
+#[inline(always)]
+fn whole(x: f32) -> f32 {
+    const WHOLE: f32 = 12_582_912.0; // 1.5 * 2^23
+    (x + WHOLE) - WHOLE
 }

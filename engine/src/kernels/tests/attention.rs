@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use baton_types::KvDtype;
+
 use super::{Random, bits, kernels};
 use crate::kernels::attention::{CHUNK_TILES, CHUNK_TOKENS, Chunk, Partial, TILE_TOKENS};
 use crate::kernels::dispatch::{Kernels, Merge};
@@ -10,7 +12,7 @@ use crate::kernels::numerics::{bf16_round, bf16_widen, f16_round, f16_widen};
 /// K and V of 256 tokens in tiles, and as numbers.
 struct Keys {
     dim: usize,
-    is_int8: bool,
+    dtype: KvDtype,
     tiles: Vec<Vec<[u32; 16]>>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -42,30 +44,42 @@ impl Keys {
             words.as_chunks().0.to_vec()
         };
         let tiles = (0..CHUNK_TILES).map(tile).collect();
-        Self { dim, is_int8: false, tiles, k, v }
+        Self { dim, dtype: KvDtype::Bf16, tiles, k, v }
     }
 
-    /// The same as bytes: of tokens that are not `filled` the scales are NaN.
-    fn int8(dim: usize, filled: Range<usize>, random: &mut Random) -> Self {
-        let mut keys = Self { dim, is_int8: true, tiles: Vec::new(), k: Vec::new(), v: Vec::new() };
+    /// The same as bytes or halves of bytes: of tokens that are not `filled` the scales are NaN.
+    fn quantized(dtype: KvDtype, dim: usize, filled: Range<usize>, random: &mut Random) -> Self {
+        let mut keys = Self { dim, dtype, tiles: Vec::new(), k: Vec::new(), v: Vec::new() };
+        let (row, is_int8) = (dtype.elements_bytes(dim), dtype == KvDtype::Int8);
         for tile in 0..CHUNK_TILES {
-            let mut bytes = vec![0u8; 32 * dim + 64];
+            let mut bytes = vec![0u8; 32 * row + 64];
             for (token, half) in (0..TILE_TOKENS).flat_map(|token| [(token, 0), (token, 1)]) {
                 let is_filled = filled.contains(&(tile * TILE_TOKENS + token));
-                let scale = if is_filled { 0.008 * random.number() } else { f32::NAN };
+                let size = if is_int8 { 0.008 } else { 0.12 };
+                let scale = if is_filled { size * random.number() } else { f32::NAN };
                 let scale = f16_round(scale);
-                let at = 32 * dim + 32 * half + 2 * token;
+                let at = 32 * row + 32 * half + 2 * token;
                 bytes[at..at + 2].copy_from_slice(&scale.to_le_bytes());
                 for d in 0..dim {
-                    let q = (random.below(255) as i32 - 127) as i8;
-                    let number = f32::from(q) * f16_widen(scale);
-                    if half == 0 {
-                        bytes[d / 4 * 64 + token * 4 + d % 4] = (q as u8).wrapping_add(128);
-                        keys.k.push(number);
+                    let q = if is_int8 {
+                        random.below(255) as i32 - 127
                     } else {
-                        bytes[16 * dim + token * dim + d] = q as u8;
-                        keys.v.push(number);
+                        random.below(16) as i32 - 8
+                    };
+                    match (half, is_int8) {
+                        (0, true) => bytes[d / 4 * 64 + token * 4 + d % 4] = (q + 128) as u8,
+                        (_, true) => bytes[16 * dim + token * dim + d] = q as u8,
+                        (0, false) => {
+                            let byte = &mut bytes[d / 8 * 64 + token * 4 + d % 4];
+                            *byte |= ((q + 8) as u8) << (d % 8 / 4 * 4);
+                        }
+                        (_, false) => {
+                            let byte = &mut bytes[(16 + token) * row + d / 16 * 8 + d % 8];
+                            *byte |= ((q + 8) as u8) << (d % 16 / 8 * 4);
+                        }
                     }
+                    let numbers = if half == 0 { &mut keys.k } else { &mut keys.v };
+                    numbers.push(q as f32 * f16_widen(scale));
                 }
             }
             let words: Vec<u32> =
@@ -77,7 +91,7 @@ impl Keys {
 
     /// A query as the kernel reads it.
     fn rounded(&self, query: &[f32]) -> Vec<f32> {
-        if !self.is_int8 {
+        if self.dtype == KvDtype::Bf16 {
             return query.to_vec();
         }
         let max = query.iter().fold(0.0, |max: f32, q| max.max(q.abs()));
@@ -98,7 +112,11 @@ impl Keys {
             scores: &mut scores,
             out: &mut out,
         };
-        let attend = if self.is_int8 { kernels.attend_int8 } else { kernels.attend_bf16 };
+        let attend = match self.dtype {
+            KvDtype::Int8 => kernels.attend_int8,
+            KvDtype::Int4 => kernels.attend_int4,
+            _ => kernels.attend_bf16,
+        };
         // SAFETY: the tiles are whole, and there is one thread.
         unsafe { attend(&mut chunk) };
         out
@@ -140,7 +158,8 @@ fn all_agree_and_are_close_to_f64() {
                     random.numbers(rows * dim).iter().map(|q| q * 0.3).collect();
                 for keys in [
                     Keys::new(dim, first..most, &mut random),
-                    Keys::int8(dim, first..most, &mut random),
+                    Keys::quantized(KvDtype::Int8, dim, first..most, &mut random),
+                    Keys::quantized(KvDtype::Int4, dim, first..most, &mut random),
                 ] {
                     agree(&keys, &queries, &from, &visible);
                 }
