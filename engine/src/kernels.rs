@@ -12,6 +12,7 @@ pub(crate) mod attention;
 pub(crate) mod burn;
 pub(crate) mod dispatch;
 pub(crate) mod experts;
+pub(crate) mod hadamard;
 pub(crate) mod matmul;
 pub(crate) mod norm;
 pub mod numerics;

@@ -8,6 +8,7 @@ use super::super::buffers::AttentionScratch;
 use super::super::pages::SharedPages;
 use crate::kernels::attention::{CHUNK_TILES, CHUNK_TOKENS, Chunk, Partial, TILE_TOKENS};
 use crate::kernels::dispatch::{Merge, NormHeads, Rotate};
+use crate::kernels::hadamard;
 use crate::memory::Parts;
 use crate::pool::{Pieces, share};
 
@@ -19,6 +20,8 @@ struct Shapes {
     group: usize,
     query_stride: usize,
     out_stride: usize,
+    /// Whether heads are stored rotated by `hadamard`.
+    is_spread: bool,
 }
 
 /// The kernels that fit the pages.
@@ -43,6 +46,7 @@ impl CpuBackend {
             (0, query_width, scale, weights.q_norm.as_deref()),
             (columns.k, kv_width, 1.0, weights.k_norm.as_deref()),
         ];
+        let is_spread = is_spread(pages.layout().dtype);
         let (qkv, pages) = (buffers.qkv.parts(), pages.shared());
         let threads = pool.threads();
         pool.run_rows(batch.rows.len(), &|thread| {
@@ -65,6 +69,14 @@ impl CpuBackend {
                     // SAFETY: the kernels exist on this processor.
                     unsafe { (kernels.rotate)(&mut job) };
                 }
+                if is_spread {
+                    for (first, width) in
+                        [(0, query_width), (columns.k, kv_width), (columns.v, kv_width)]
+                    {
+                        let heads = &mut qkv[first..first + width];
+                        heads.chunks_exact_mut(head_dim).for_each(hadamard::rotate);
+                    }
+                }
                 for head in 0..spec.kv_heads {
                     let k = &qkv[columns.k + head * head_dim..][..head_dim];
                     let v = &qkv[columns.v + head * head_dim..][..head_dim];
@@ -78,7 +90,8 @@ impl CpuBackend {
     /// `attended[row] = softmax(q · Kᵀ) · V` for each head, over the pages of the row's span.
     pub(super) fn attend(&mut self, batch: &Batch<'_>, layer: usize) {
         let Self { model, weights, kernels, pool, pages, cost, buffers, .. } = self;
-        let shapes = shapes(model.spec(), weights.layers[layer].columns.stride);
+        let stride = weights.layers[layer].columns.stride;
+        let shapes = shapes(model.spec(), stride, pages.layout().dtype);
         let work = batch.attention(model.spec().window(layer).is_some());
         // A product with K and one with V, of two operations each.
         let flops = (4 * work.keys_seen * shapes.out_stride) as u64;
@@ -131,12 +144,18 @@ impl CpuBackend {
     }
 }
 
-fn shapes(spec: &ModelSpec, query_stride: usize) -> Shapes {
+/// Whether heads of Q, K and V are rotated before they are rounded, and outputs back.
+fn is_spread(dtype: KvDtype) -> bool {
+    dtype == KvDtype::Int4
+}
+
+fn shapes(spec: &ModelSpec, query_stride: usize, dtype: KvDtype) -> Shapes {
     Shapes {
         head_dim: spec.head_dim,
         group: spec.heads / spec.kv_heads,
         query_stride,
         out_stride: spec.heads * spec.head_dim,
+        is_spread: is_spread(dtype),
     }
 }
 
@@ -234,6 +253,9 @@ unsafe fn finish(
             let values = &state.values[query * dim..][..dim];
             for (out, value) in out.iter_mut().zip(values) {
                 *out = value / state.sum[query];
+            }
+            if shapes.is_spread {
+                hadamard::rotate(out);
             }
         }
     }
