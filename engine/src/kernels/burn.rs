@@ -23,7 +23,7 @@ pub(crate) fn dots<L: Lanes>(l: L, rounds: usize) -> i32 {
     sums.iter().fold(0, |all, sum| all.wrapping_add(l.reduce_add_i(*sum)))
 }
 
-/// Runs `rounds` rounds of fused multiply-adds; what it returns only keeps them from being left out.
+/// The same of fused multiply-adds.
 #[inline(always)]
 pub(crate) fn floats<L: Lanes>(l: L, rounds: usize) -> f32 {
     let weights = l.splat(std::hint::black_box(0.5));

@@ -1,4 +1,4 @@
-//! The Walsh-Hadamard rotation, which spreads what is large in one element over all of them, so that
+//! The Walsh-Hadamard rotation, which spreads what is large in one element over all others, so that
 //! four bits do for each (as in QuaRot, Ashkboos et al., 2024). Dots of two rotated vectors are
 //! those of the vectors, and a rotation undoes itself.
 
