@@ -1,5 +1,5 @@
-//! Nothing but dots, nothing but floats, and nothing but reads, as fast as they go: the ceilings that the engine is
-//! held against.
+//! Nothing but dots, nothing but floats, and nothing but reads, as fast as they go: the ceilings
+//! that the engine is held against.
 
 use crate::simd::{LANES, Lanes};
 
