@@ -193,7 +193,8 @@ fn prefill(
         let end = (first + backend.max_step_tokens()).min(tokens);
         let logits = if end == tokens { LogitRows::Last } else { LogitRows::None };
         let tokens = &prompt[first..end];
-        backend.step(&[Span { tokens, first_position: first, blocks, logits }], &mut NoSink)?;
+        let span = Span { tokens, first_position: first, blocks, logits, streaming: None };
+        backend.step(&[span], &mut NoSink)?;
         cost += backend.last_cost();
         first = end;
     }
@@ -218,6 +219,7 @@ fn decode(
                 first_position: context + i,
                 blocks,
                 logits: LogitRows::Last,
+                streaming: None,
             })
             .collect();
         backend.step(&spans, &mut NoSink)?;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use baton_types::{BlockHash, BlockId, TokenId};
+use baton_types::{BlockHash, BlockId, HASH_UNIT_TOKENS, TokenId};
 
 use crate::{BlockPool, Inserted, OutOfBlocks};
 
@@ -167,9 +167,9 @@ impl BlockTable {
         Ok((tokens > 0).then_some(CopyBlock { from, to, tokens }))
     }
 
-    /// Publishes every full block that is not yet: `hashes` are the
+    /// Publishes every full block that is not yet and has a hash: `hashes` are the
     /// [`prefix_hashes`](crate::prefix_hashes) of `tokens`, which begin the sequence and may be
-    /// shorter or longer than `len`. Where another sequence has published the same content
+    /// shorter or longer than `len`, or only the first of them. Where another sequence has published the same content
     /// first, that block takes the place of this sequence's own, so equal blocks are held once.
     /// Returns how many blocks are new in the index.
     pub fn publish(
@@ -178,7 +178,8 @@ impl BlockTable {
         hashes: &[BlockHash],
         tokens: &[TokenId],
     ) -> usize {
-        let full = self.len_tokens.min(tokens.len()) / self.block_tokens;
+        let hashed = tokens.len().min(hashes.len() * HASH_UNIT_TOKENS);
+        let full = self.len_tokens.min(hashed) / self.block_tokens;
         let mut new = 0;
         for at in self.published_blocks..full {
             let own = self.blocks[at];

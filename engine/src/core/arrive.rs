@@ -2,15 +2,18 @@
 
 use std::time::Instant;
 
+use baton_kv_cache::BlockTable;
 use baton_types::{Error, ErrorCode, GenerateRequest, RequestId, TokenOutput};
 
 use super::Engine;
+use super::admit::Source;
 use super::run::{Delivered, Outbox, Phase, Run, Work, sampler_digest};
 use crate::backend::KvSpan;
 
 impl Engine {
     /// Takes blocks for a request whose KV another node computes, or which
-    /// [`start`](Self::start) begins here. Returns the leading tokens that need no transfer.
+    /// [`start`](Self::start) begins here. Returns the leading tokens that need no transfer;
+    /// [`GenerateRequest::unseen_prompt`] needs none either.
     ///
     /// # Errors
     /// `ResourceExhausted` at once where there is no room, `InvalidArgument`.
@@ -27,7 +30,7 @@ impl Engine {
             return Ok(0);
         }
         self.check_fits(&run)?;
-        let Some(table) = self.take_blocks(&mut run) else {
+        let Some(table) = self.take_blocks(&mut run, Source::Elsewhere) else {
             return Err(Error::exhausted(
                 format!(
                     "the prompt needs {} blocks and {} sequences; {} blocks are free, {} of {} \
@@ -47,25 +50,34 @@ impl Engine {
         Ok(cached_tokens)
     }
 
-    /// Begins to compute a reserved request's prompt here.
+    /// Begins to compute a reserved request's prompt here. Returns its leading tokens whose KV is
+    /// there. Where blocks were reserved for a part of the prompt only, others are taken for them;
+    /// if these have gone meanwhile, the request waits as one that was submitted.
     ///
     /// # Errors
     /// `NotFound`, or `FailedPrecondition` where it runs already.
-    pub fn start(&mut self, id: RequestId) -> Result<(), Error> {
-        let run = self.run_mut(id)?;
-        match std::mem::replace(&mut run.phase, Phase::Waiting) {
-            Phase::Reserved(table) => {
-                run.phase = Phase::Prompt(table);
-                Ok(())
+    pub fn start(&mut self, id: RequestId) -> Result<usize, Error> {
+        let number = self.number(id)?;
+        let mut run = self.runs.remove(&number).expect("numbers name runs");
+        let table = match std::mem::replace(&mut run.phase, Phase::Waiting) {
+            Phase::Reserved(table) if table.is_whole() => Some(table),
+            Phase::Reserved(mut table) => {
+                table.release(&mut self.pool);
+                self.take_blocks(&mut run, Source::Here)
             }
             other => {
                 run.phase = other;
-                Err(Error::new(
+                self.runs.insert(number, run);
+                return Err(Error::new(
                     ErrorCode::FailedPrecondition,
                     format!("request {id} is past its reservation"),
-                ))
+                ));
             }
-        }
+        };
+        let held_tokens = table.as_ref().map_or(0, BlockTable::len);
+        run.phase = table.map_or(Phase::Waiting, Phase::Prompt);
+        self.runs.insert(number, run);
+        Ok(held_tokens)
     }
 
     /// Places received KV, `payload` in canonical order, into a reservation.

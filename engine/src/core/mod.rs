@@ -281,11 +281,6 @@ impl Engine {
             .ok_or_else(|| Error::new(ErrorCode::NotFound, format!("request {id} is not here")))
     }
 
-    fn run_mut(&mut self, id: RequestId) -> Result<&mut Run, Error> {
-        let number = self.number(id)?;
-        Ok(self.runs.get_mut(&number).expect("numbers name runs"))
-    }
-
     fn waiting(&self) -> usize {
         self.runs.values().filter(|run| matches!(run.phase, Phase::Waiting)).count()
     }
@@ -332,7 +327,8 @@ fn check_delivered(
     if delivered.len() > usize::from(request.choices) {
         return wrong(format!("{} answers for {} choices", delivered.len(), request.choices));
     }
-    let most = (limits.context_tokens - request.prompt.len()).min(request.stop.max_tokens as usize);
+    let context = request.context_tokens(limits.context_tokens);
+    let most = (context - request.prompt.len()).min(request.stop.max_tokens as usize);
     for before in delivered {
         if before.ids.len() > most {
             return wrong(format!("{} tokens, but at most {most} can come", before.ids.len()));
