@@ -169,9 +169,9 @@ impl BlockTable {
 
     /// Publishes every full block that is not yet and has a hash: `hashes` are the
     /// [`prefix_hashes`](crate::prefix_hashes) of `tokens`, which begin the sequence and may be
-    /// shorter or longer than `len`, or only the first of them. Where another sequence has published the same content
-    /// first, that block takes the place of this sequence's own, so equal blocks are held once.
-    /// Returns how many blocks are new in the index.
+    /// shorter or longer than `len`, or only the first of them. Where another sequence has
+    /// published the same content first, that block takes the place of this sequence's own, so
+    /// equal blocks are held once. Returns how many blocks are new in the index.
     pub fn publish(
         &mut self,
         pool: &mut BlockPool,

@@ -142,7 +142,10 @@ impl Engine {
             unreachable!("checked above");
         };
         table.append(run.request.prompt.len() - table.len());
-        table.publish(&mut self.pool, &run.prompt_hashes, &run.request.prompt);
+        // What no answer sees has not come, though the block around it may be here.
+        let unseen = run.request.unseen_prompt();
+        let came = if unseen.is_empty() { table.len() } else { unseen.start };
+        table.publish(&mut self.pool, &run.prompt_hashes, &run.request.prompt[..came]);
         self.begin_answers(&mut run, table);
         run.started = true;
         run.stats.first_token_us = run.since_submission_us(now);

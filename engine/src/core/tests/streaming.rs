@@ -113,7 +113,16 @@ fn a_handoff_carries_what_is_seen() {
         assert_eq!(source.status().pool.used_blocks, 0);
         assert_eq!(target.status().pool.used_blocks, 0);
     }
-    let request = streaming(6, 500, 1, 1);
+    // What has not come is nobody's prefix.
+    let (mut source, mut target) = (engine(64, 32), engine(64, 16));
+    hand_over(&mut source, &mut target, &streaming(5, 500, 8, 1));
+    for (id, seen) in [(6, Some(StreamingAttention { sinks: 20, window: 200 })), (7, None)] {
+        let whole = GenerateRequest { streaming_attention: seen, ..streaming(id, 500, 8, 1) };
+        let inbox = submit(&mut target, &whole);
+        run_dry(&mut target);
+        assert_eq!(inbox.outcome(1).tokens[0], expected(&whole, 0));
+    }
+    let request = streaming(8, 500, 1, 1);
     let inbox = Box::new(Inbox::default());
     target.reserve(request.clone(), &[], inbox, Instant::now()).unwrap();
     // Of the 32 blocks of the prompt those of its 4 sinks and of its last 27 tokens.
