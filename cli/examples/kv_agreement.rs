@@ -61,7 +61,8 @@ fn answer(
     let mut first_position = 0;
     while answer.len() < ANSWER_TOKENS {
         let logits = LogitRows::Last;
-        let span = Span { tokens: &tokens, first_position, blocks: &blocks, logits };
+        let span =
+            Span { tokens: &tokens, first_position, blocks: &blocks, logits, streaming: None };
         let row = backend.step(&[span], &mut NoSink)?;
         let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
         let best = best.context("a model has tokens")?.0 as TokenId;

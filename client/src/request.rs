@@ -11,6 +11,7 @@ pub struct Options {
     pub stop: v1::Stop,
     pub output: v1::Output,
     pub deadline_ms: Option<u64>,
+    pub streaming_attention: Option<v1::StreamingAttention>,
 }
 
 /// A raw prompt.
@@ -45,7 +46,8 @@ impl GenerateRequest {
     }
 
     pub(crate) fn into_wire(self) -> v1::GenerateRequest {
-        let Options { model, sampling, stop, output, deadline_ms } = self.options;
+        let Options { model, sampling, stop, output, deadline_ms, streaming_attention } =
+            self.options;
         v1::GenerateRequest {
             model,
             prompt: Some(self.prompt),
@@ -53,6 +55,7 @@ impl GenerateRequest {
             stop: Some(stop),
             output: Some(output),
             deadline_ms,
+            streaming_attention,
         }
     }
 }
@@ -69,7 +72,8 @@ impl ChatRequest {
     }
 
     pub(crate) fn into_wire(self) -> v1::ChatRequest {
-        let Options { model, sampling, stop, output, deadline_ms } = self.options;
+        let Options { model, sampling, stop, output, deadline_ms, streaming_attention } =
+            self.options;
         v1::ChatRequest {
             model,
             messages: self.messages,
@@ -77,6 +81,7 @@ impl ChatRequest {
             stop: Some(stop),
             output: Some(output),
             deadline_ms,
+            streaming_attention,
         }
     }
 }
@@ -127,6 +132,15 @@ macro_rules! setters {
             /// Asks for the route and the time of each phase.
             pub fn explain(mut self, explain: bool) -> Self {
                 self.options.output.explain = explain;
+                self
+            }
+
+            /// Attention to the first `sinks` tokens and a window of the last ones, in tokens;
+            /// what is between is forgotten. Prompt and answer may then be longer than the
+            /// model's context.
+            pub fn streaming_attention(mut self, sinks: u32, window: u32) -> Self {
+                let streaming = v1::StreamingAttention { sinks, window };
+                self.options.streaming_attention = Some(streaming);
                 self
             }
 

@@ -5,6 +5,7 @@
 //! when the router's stream ends, or when nobody runs it in time.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -64,6 +65,13 @@ enum Transfer {
     Resting(Box<Receiver>),
     /// A stream has it; `fence` ends that, and `rested` comes when the machine is back.
     Driven { fence: Option<oneshot::Sender<TransferError>>, rested: Option<oneshot::Receiver<()>> },
+}
+
+/// What of a request a grant is for.
+struct Wanted {
+    tokens: u32,
+    unseen: Range<u32>,
+    choices: u16,
 }
 
 /// What the router asks to be reserved.
@@ -135,15 +143,19 @@ impl Sessions {
         };
         let Reservation { request, attempt, delivered, sender } = wanted;
         let (outbox, events) = events();
-        let prompt_tokens = request.prompt.len();
-        let (choices, deadline_ms) = (request.choices, request.deadline_ms);
+        let deadline_ms = request.deadline_ms;
+        let wanted = Wanted {
+            tokens: request.prompt.len() as u32,
+            unseen: unseen(&request),
+            choices: request.choices,
+        };
         let here = sender.is_none();
         let reserving = self.node.host.ask(move |thread| {
             let engine = &mut thread.engine;
             let cached = engine.reserve(request, &delivered, outbox, Instant::now())?;
             // What was delivered may have been the whole answer.
             if here && engine.contains(id) {
-                engine.start(id)?;
+                return engine.start(id);
             }
             Ok::<_, Error>(cached)
         });
@@ -164,7 +176,7 @@ impl Sessions {
             return Err(Error::new(ErrorCode::Cancelled, "it was cancelled before it came"));
         }
         if let Some(incarnation) = sender {
-            let grant = self.new_grant(id, prompt_tokens, cached_tokens, choices, incarnation);
+            let grant = self.new_grant(id, wanted, cached_tokens, incarnation);
             let transfer_id = grant.transfer_id;
             let (receiver, bytes) = Receiver::grant(
                 self.receiver_config,
@@ -206,9 +218,8 @@ impl Sessions {
     fn new_grant(
         &self,
         request_id: RequestId,
-        tokens: usize,
+        wanted: Wanted,
         cached_tokens: usize,
-        choices: u16,
         sender_incarnation: Incarnation,
     ) -> Grant {
         let model = self.node.host.model();
@@ -219,8 +230,9 @@ impl Sessions {
             receiver: self.node.id.clone(),
             receiver_incarnation: self.node.incarnation.get(),
             sender_incarnation,
-            tokens: tokens as u32,
+            tokens: wanted.tokens,
             cached_tokens: cached_tokens as u32,
+            unseen: wanted.unseen,
             layout: WireLayout {
                 layers: model.layout.layers,
                 kv_heads: model.layout.kv_heads,
@@ -229,7 +241,7 @@ impl Sessions {
             },
             fingerprint: model.fingerprint,
             numerics: model.numerics.clone(),
-            choices,
+            choices: wanted.choices,
             expiry_ms: self.grant_expiry_ms,
         }
     }
@@ -258,10 +270,13 @@ impl Sessions {
         };
         let Some(incarnation) = sender else {
             let started = self.node.host.ask(move |thread| thread.engine.start(id)).await;
-            if let Err(error) = started.and_then(|result| result) {
-                self.rest(id, receiver);
-                return Err(error);
-            }
+            let cached_tokens = match started.and_then(|result| result) {
+                Ok(cached_tokens) => cached_tokens,
+                Err(error) => {
+                    self.rest(id, receiver);
+                    return Err(error);
+                }
+            };
             return Ok(Reserved { grant: bytes::Bytes::new(), cached_tokens });
         };
         let mut table = self.table();
@@ -412,6 +427,12 @@ impl Sessions {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Prompt tokens whose KV need not come.
+fn unseen(request: &GenerateRequest) -> Range<u32> {
+    let unseen = request.unseen_prompt();
+    unseen.start as u32..unseen.end as u32
 }
 
 fn gone(id: RequestId) -> Error {

@@ -1,6 +1,6 @@
 //! The seam between the engine's decisions and the hardware that computes.
 
-use baton_types::{BlockId, KvLayout, ModelSpec, NumericsVersion, TokenId};
+use baton_types::{BlockId, KvLayout, ModelSpec, NumericsVersion, StreamingAttention, TokenId};
 
 /// Which rows of a span need logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +20,12 @@ pub struct Span<'a> {
     pub tokens: &'a [TokenId],
     /// Position of `tokens[0]` in its sequence.
     pub first_position: usize,
-    /// Pages of positions `0..first_position + tokens.len()`, in order (may be longer).
+    /// Pages of positions `0..first_position + tokens.len()`, in order (may be longer); with
+    /// `streaming`, [`BlockId::NONE`] in place of those that no token of the span sees.
     pub blocks: &'a [BlockId],
     pub logits: LogitRows,
+    /// What its tokens see; all before them where it is `None`.
+    pub streaming: Option<StreamingAttention>,
 }
 
 /// Tokens of one sequence whose K and V are read or written, in one layer.
@@ -92,7 +95,8 @@ pub enum BackendError {
 /// Hardware that holds one model's weights and one pool of KV pages.
 ///
 /// For one model file and one numerics version the logits at a position are a function of the
-/// tokens up to it alone, to the bit, whatever else is in the batch (see `docs/numerics.md`).
+/// tokens up to it and of [`Span::streaming`] alone, to the bit, whatever else is in the batch
+/// (see `docs/numerics.md`).
 pub trait Backend: Send {
     fn spec(&self) -> &ModelSpec;
 
@@ -119,7 +123,8 @@ pub trait Backend: Send {
     /// `Device` when the hardware fails.
     ///
     /// # Panics
-    /// Where a bound above is exceeded or `blocks` is too short: the planner's bug.
+    /// Where a bound above is exceeded, `blocks` is too short or lacks a page that is seen, or a
+    /// span with `streaming` meets layers with a window of their own: the planner's bug.
     fn step(
         &mut self,
         spans: &[Span<'_>],

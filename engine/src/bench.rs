@@ -207,7 +207,8 @@ fn prefill(
         let end = (first + backend.max_step_tokens()).min(tokens);
         let logits = if end == tokens { LogitRows::Last } else { LogitRows::None };
         let tokens = &prompt[first..end];
-        backend.step(&[Span { tokens, first_position: first, blocks, logits }], &mut NoSink)?;
+        let span = Span { tokens, first_position: first, blocks, logits, streaming: None };
+        backend.step(&[span], &mut NoSink)?;
         cost += backend.last_cost();
         first = end;
     }
@@ -232,6 +233,7 @@ fn decode(
                 first_position: context + i,
                 blocks,
                 logits: LogitRows::Last,
+                streaming: None,
             })
             .collect();
         backend.step(&spans, &mut NoSink)?;

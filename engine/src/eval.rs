@@ -1,6 +1,6 @@
 //! How well a model predicts a text.
 
-use baton_types::{BlockId, TokenId};
+use baton_types::{BlockId, STREAMING_TOKENS_MAX, StreamingAttention, TokenId};
 
 use crate::backend::{Backend, BackendError, LogitRows, NoSink, Span};
 
@@ -21,13 +21,21 @@ pub enum EvalError {
              model's context and the KV pool"
     )]
     Context(usize),
+    #[error(
+        "{} sinks and a window of {} are not supported: the window is at least 1, both fit the \
+             model's context, and its layers have no window of their own",
+        .0.sinks,
+        .0.window
+    )]
+    Streaming(StreamingAttention),
     #[error(transparent)]
     Backend(#[from] BackendError),
 }
 
 /// Scores `tokens` as llama.cpp's `llama-perplexity` does: the text is cut into chunks of
 /// `context` tokens, each computed alone, and the predictions of its second half are scored. If
-/// `bos` is given, it takes the place of each chunk's first token.
+/// `bos` is given, it takes the place of each chunk's first token. With `streaming` a chunk may be
+/// longer than the model's context.
 ///
 /// # Errors
 /// When there is not one full chunk, or the backend fails.
@@ -36,9 +44,18 @@ pub fn perplexity(
     tokens: &[TokenId],
     context: usize,
     bos: Option<TokenId>,
+    streaming: Option<StreamingAttention>,
 ) -> Result<Perplexity, EvalError> {
     let block_tokens = backend.kv_layout().block_tokens as usize;
-    let fits = context <= backend.spec().context_tokens.min(backend.kv_blocks() * block_tokens);
+    let spec = backend.spec();
+    if let Some(streaming) = streaming {
+        let fits = streaming.cache_tokens() <= spec.context_tokens;
+        if streaming.window == 0 || !fits || spec.features.window.is_some() {
+            return Err(EvalError::Streaming(streaming));
+        }
+    }
+    let most = streaming.map_or(spec.context_tokens, |_| STREAMING_TOKENS_MAX);
+    let fits = context <= most.min(backend.kv_blocks() * block_tokens);
     if context < 4 || !context.is_multiple_of(2) || !fits {
         return Err(EvalError::Context(context));
     }
@@ -54,7 +71,7 @@ pub fn perplexity(
         if let Some(bos) = bos {
             chunk[0] = bos;
         }
-        negative_log += score_chunk(backend, &chunk, &blocks)?;
+        negative_log += score_chunk(backend, &chunk, &blocks, streaming)?;
         scored_tokens += context - 1 - context / 2;
     }
     let perplexity = libm::exp(negative_log / scored_tokens as f64);
@@ -66,6 +83,7 @@ fn score_chunk(
     backend: &mut dyn Backend,
     chunk: &[TokenId],
     blocks: &[BlockId],
+    streaming: Option<StreamingAttention>,
 ) -> Result<f64, EvalError> {
     let vocab = backend.spec().vocab;
     let unscored = chunk.len() / 2;
@@ -79,7 +97,7 @@ fn score_chunk(
             ((first + most).min(chunk.len()), LogitRows::All)
         };
         let tokens = &chunk[first..end];
-        let span = Span { tokens, first_position: first, blocks, logits };
+        let span = Span { tokens, first_position: first, blocks, logits, streaming };
         let rows = backend.step(&[span], &mut NoSink)?;
         for (row, next) in rows.chunks_exact(vocab).zip(&chunk[first + 1..]) {
             negative_log -= log_probability(row, *next);

@@ -36,6 +36,7 @@ fn cost_over(kv_dtype: KvDtype, model: &ModelFile, spans: &[(usize, usize)]) -> 
             first_position,
             blocks,
             logits: LogitRows::Last,
+            streaming: None,
         })
         .collect();
     backend.step(&spans, &mut NoSink).unwrap();

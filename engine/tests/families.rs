@@ -44,7 +44,8 @@ fn logits(model: &ModelFile, tokens: &[TokenId]) -> Vec<f32> {
     };
     let mut backend = CpuBackend::new(model, config).unwrap();
     let blocks: Vec<BlockId> = (0..tokens.len().div_ceil(16) as u32).map(BlockId).collect();
-    let span = Span { tokens, first_position: 0, blocks: &blocks, logits: LogitRows::All };
+    let logits = LogitRows::All;
+    let span = Span { tokens, first_position: 0, blocks: &blocks, logits, streaming: None };
     backend.step(&[span], &mut NoSink).unwrap().to_vec()
 }
 

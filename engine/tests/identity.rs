@@ -6,11 +6,14 @@
 #[path = "../../model-files/tests/support/mod.rs"]
 mod support;
 
+#[path = "identity/streaming.rs"]
+mod streaming;
+
 use baton_engine::backend::{Backend, KvRead, KvSpan, LayerSink, LogitRows, NoSink, Span};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
 use baton_engine::{Isa, SpinPolicy};
 use baton_model_files::ModelFile;
-use baton_types::{BlockId, KvDtype, TokenId};
+use baton_types::{BlockId, KvDtype, StreamingAttention, TokenId};
 use support::families::{self, FAMILIES};
 use support::{Dtype, Gguf, Meta, Random, Shape, TINY};
 
@@ -25,12 +28,20 @@ struct Way {
     kv_dtype: KvDtype,
     block_tokens: usize,
     chunk: usize,
-    /// Other sequences in every step.
+    /// Other sequences in every step, which see all before them.
     others: usize,
+    streaming: Option<StreamingAttention>,
 }
 
-const PLAIN: Way =
-    Way { isa: None, threads: 1, kv_dtype: KvDtype::Bf16, block_tokens: 16, chunk: 512, others: 0 };
+const PLAIN: Way = Way {
+    isa: None,
+    threads: 1,
+    kv_dtype: KvDtype::Bf16,
+    block_tokens: 16,
+    chunk: 512,
+    others: 0,
+    streaming: None,
+};
 
 const KV_DTYPES: [KvDtype; 3] = KvDtype::STORED;
 
@@ -82,23 +93,30 @@ fn run(
     sink: &mut dyn LayerSink,
 ) -> Vec<u32> {
     let pages = page_count(tokens.len(), way.block_tokens);
-    let blocks: Vec<Vec<BlockId>> = (0..=way.others).map(|i| scattered(pages, i)).collect();
+    let mut blocks: Vec<Vec<BlockId>> = (0..=way.others).map(|i| scattered(pages, i)).collect();
     let vocab = backend.spec().vocab;
     let mut out = Vec::new();
     let mut first = 0;
     while first < tokens.len() {
         let end = (first + way.chunk).min(tokens.len());
+        // Pages that are never seen again are given back.
+        let unseen = way.streaming.map_or(0..0, |streaming| streaming.unseen(first));
+        let end_block = unseen.end / way.block_tokens;
+        let first_block = unseen.start.div_ceil(way.block_tokens).min(end_block);
+        blocks[0][first_block..end_block].fill(BlockId::NONE);
         let mut spans = vec![Span {
             tokens: &tokens[first..end],
             first_position: first,
             blocks: &blocks[0],
             logits: LogitRows::All,
+            streaming: way.streaming,
         }];
         // The others are as far as the first, each with a few tokens and none of its logits;
         // they come first, so that rows lie elsewhere.
         for blocks in &blocks[1..] {
             let (tokens, logits) = (&tokens[first..end.min(first + 5)], LogitRows::None);
-            spans.insert(0, Span { tokens, first_position: first, blocks, logits });
+            let streaming = None;
+            spans.insert(0, Span { tokens, first_position: first, blocks, logits, streaming });
         }
         let rows = backend.step(&spans, sink).unwrap();
         assert_eq!(rows.len(), (end - first) * vocab);
@@ -269,6 +287,7 @@ fn the_window_hides(kv_dtype: KvDtype) {
             first_position,
             blocks: &blocks,
             logits,
+            streaming: None,
         };
         backend.step(&[span(&prompt[..first], 0, LogitRows::None)], &mut NoSink).unwrap();
         // All that the first token of the next step does not see becomes NaN.
@@ -324,6 +343,7 @@ fn hand_off(kv_dtype: KvDtype) {
         first_position: 0,
         blocks: &to_blocks,
         logits: LogitRows::None,
+        streaming: None,
     };
     to.step(&[home], &mut NoSink).unwrap();
     let from_blocks = scattered(page_count(prefilled, 16), 0);
@@ -335,6 +355,7 @@ fn hand_off(kv_dtype: KvDtype) {
         first_position: prefilled,
         blocks: &to_blocks,
         logits: LogitRows::All,
+        streaming: None,
     };
     let rows = to.step(&[span], &mut NoSink).unwrap();
     let got: Vec<u32> = rows.iter().map(|x| x.to_bits()).collect();
@@ -358,13 +379,18 @@ fn copy_and_reuse(kv_dtype: KvDtype) {
         }
     }
     let blocks = [BlockId(0), BlockId(1)];
-    let first =
-        Span { tokens: &prompt[..21], first_position: 0, blocks: &blocks, logits: LogitRows::None };
+    let span = |first: usize, end, blocks, logits| Span {
+        tokens: &prompt[first..end],
+        first_position: first,
+        blocks,
+        logits,
+        streaming: None,
+    };
+    let first = span(0, 21, &blocks, LogitRows::None);
     backend.step(&[first], &mut NoSink).unwrap();
     backend.copy_block(BlockId(1), BlockId(5), 5);
     let blocks = [BlockId(0), BlockId(5), BlockId(6)];
-    let rest =
-        Span { tokens: &prompt[21..], first_position: 21, blocks: &blocks, logits: LogitRows::All };
+    let rest = span(21, prompt.len(), &blocks, LogitRows::All);
     let got: Vec<u32> =
         backend.step(&[rest], &mut NoSink).unwrap().iter().map(|x| x.to_bits()).collect();
     assert_eq!(got, want[21 * vocab..]);

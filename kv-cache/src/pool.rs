@@ -7,6 +7,7 @@ use baton_types::{BlockHash, BlockId, HASH_UNIT_TOKENS, TokenId};
 use crate::OutOfBlocks;
 use crate::events::{BlockEvent, EventLog};
 
+mod evict;
 #[cfg(test)]
 mod tests;
 
@@ -30,8 +31,6 @@ pub struct BlockPool {
     index: HashMap<BlockHash, BlockId>,
     /// Published blocks that nobody holds and no published block continues, cheapest first.
     evictable: BTreeSet<(u64, BlockId)>,
-    /// Published blocks that nobody holds; those with a continuation included.
-    unheld_blocks: usize,
     used_blocks: usize,
     pinned_blocks: usize,
     /// Blocks handed out so far: the clock of last use.
@@ -122,7 +121,6 @@ impl BlockPool {
             free: (0..capacity_ids).rev().map(BlockId).collect(),
             index: HashMap::new(),
             evictable: BTreeSet::new(),
-            unheld_blocks: 0,
             used_blocks: 0,
             pinned_blocks: 0,
             clock_blocks: 0,
@@ -141,10 +139,10 @@ impl BlockPool {
         self.blocks.len()
     }
 
-    /// Blocks that an `alloc` could have now: the free ones and the cached ones that it may
-    /// evict.
+    /// Blocks that an `alloc` could have now: the free ones and the cached ones, all of which it
+    /// may evict.
     pub fn available(&self) -> usize {
-        self.free.len() + self.unheld_blocks
+        self.blocks.len() - self.used_blocks
     }
 
     /// Blocks that are referenced or pinned. Zero when nothing runs, or something has leaked.
@@ -297,13 +295,6 @@ impl BlockPool {
         Inserted::Published
     }
 
-    /// Evicts everything that nobody holds.
-    pub fn clear_cache(&mut self) {
-        while let Some(block) = self.evict_one() {
-            self.free.push(block);
-        }
-    }
-
     /// Changes of the index since the last call; after an overflow a `Reset` and the whole
     /// index.
     pub fn drain_events(&mut self) -> Vec<BlockEvent> {
@@ -327,32 +318,12 @@ impl BlockPool {
     fn alloc_one(&mut self) -> BlockId {
         let block = match self.free.pop() {
             Some(block) => block,
-            None => self.evict_one().expect("an unheld chain ends in an evictable block"),
+            None => self.evict_any().expect("what is neither free nor used is cached"),
         };
         self.clock_blocks += 1;
         self.used_blocks += 1;
         self.block_mut(block).references = 1;
         block
-    }
-
-    /// Unpublishes the block whose loss costs least; the caller takes it.
-    fn evict_one(&mut self) -> Option<BlockId> {
-        let (_, block) = self.evictable.pop_first()?;
-        let published =
-            self.block_mut(block).published.take().expect("evictable blocks are published");
-        self.index.remove(&published.hash);
-        self.unheld_blocks -= 1;
-        self.evicted_blocks += 1;
-        self.events.push(BlockEvent::Removed { hash: published.hash });
-        if let Some(parent) = published.parent {
-            let above = self.block_mut(parent);
-            above.children -= 1;
-            let (rank, is_leaf) = (above.keep_rank, above.children == 0 && !above.is_held());
-            if is_leaf {
-                self.evictable.insert((rank, parent));
-            }
-        }
-        Some(block)
     }
 
     /// A published block that gets its first hold leaves the evictable and holds its parent.
@@ -369,7 +340,6 @@ impl BlockPool {
                 _ => break,
             };
             self.evictable.remove(&(rank, at));
-            self.unheld_blocks -= 1;
             match parent {
                 Some(parent) => (at, hold) = (parent, Hold::HeldChild),
                 None => break,
@@ -400,7 +370,6 @@ impl BlockPool {
             if block.children == 0 {
                 self.evictable.insert((rank, at));
             }
-            self.unheld_blocks += 1;
             match parent {
                 Some(parent) => (at, hold) = (parent, Hold::HeldChild),
                 None => break,

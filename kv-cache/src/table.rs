@@ -1,6 +1,8 @@
 //! The blocks of one sequence.
 
-use baton_types::{BlockHash, BlockId, TokenId};
+use std::ops::Range;
+
+use baton_types::{BlockHash, BlockId, HASH_UNIT_TOKENS, TokenId};
 
 use crate::{BlockPool, Inserted, OutOfBlocks};
 
@@ -8,7 +10,8 @@ use crate::{BlockPool, Inserted, OutOfBlocks};
 mod tests;
 
 /// The blocks that hold positions `0..len` of one sequence, and room behind them; one reference
-/// on each.
+/// on each. Where a sequence never reads some positions again, [`BlockId::NONE`] may stand in place
+/// of their blocks.
 ///
 /// It must end with [`release`](Self::release): one that is dropped leaks its blocks, which
 /// [`BlockPool::used`] shows.
@@ -57,6 +60,16 @@ impl BlockTable {
         self.len_tokens == 0
     }
 
+    /// Blocks that it holds.
+    pub fn held(&self) -> impl Iterator<Item = BlockId> {
+        self.blocks.iter().copied().filter(|&block| block != BlockId::NONE)
+    }
+
+    /// Whether it holds a block for every position that there is room for.
+    pub fn is_whole(&self) -> bool {
+        !self.blocks.contains(&BlockId::NONE)
+    }
+
     /// Tokens that the blocks have room for.
     pub fn capacity_tokens(&self) -> usize {
         self.blocks.len() * self.block_tokens
@@ -72,6 +85,45 @@ impl BlockTable {
         Ok(())
     }
 
+    /// As [`reserve`](Self::reserve), with no blocks for what lies wholly within the tokens
+    /// `unseen` and has none yet.
+    ///
+    /// # Errors
+    /// `OutOfBlocks`, with nothing changed.
+    pub fn reserve_around(
+        &mut self,
+        pool: &mut BlockPool,
+        unseen: Range<usize>,
+        tokens: usize,
+    ) -> Result<(), OutOfBlocks> {
+        let (first, end) = (self.blocks.len(), tokens.div_ceil(self.block_tokens));
+        let unseen = self.blocks_within(unseen);
+        let skipped = |at: &usize| unseen.contains(at);
+        let count = (first..end).filter(|at| !skipped(at)).count();
+        let mut fresh = pool.alloc(count)?.into_iter();
+        let mut next = |at| if skipped(&at) { None } else { fresh.next() };
+        self.blocks.extend((first..end).map(|at| next(at).unwrap_or(BlockId::NONE)));
+        Ok(())
+    }
+
+    /// Gives the blocks back that lie wholly within the tokens `unseen`, which this sequence
+    /// never reads again. Published ones stay cached.
+    pub fn forget(&mut self, pool: &mut BlockPool, unseen: Range<usize>) {
+        let unseen = self.blocks_within(unseen);
+        let end = unseen.end.min(self.blocks.len());
+        // All before the last that is given back were given back before, or are now.
+        for block in self.blocks[unseen.start.min(end)..end].iter_mut().rev() {
+            match std::mem::replace(block, BlockId::NONE) {
+                BlockId::NONE => break,
+                held => pool.release(held),
+            }
+        }
+    }
+
+    fn blocks_within(&self, tokens: Range<usize>) -> Range<usize> {
+        tokens.start.div_ceil(self.block_tokens)..tokens.end / self.block_tokens
+    }
+
     /// Says that KV of `tokens` more tokens has been written.
     ///
     /// # Panics
@@ -84,7 +136,7 @@ impl BlockTable {
     /// A second sequence with the same content; every block is shared, the partial tail and
     /// reserved room too. Each must `make_writable` before it writes.
     pub fn fork(&self, pool: &mut BlockPool) -> Self {
-        self.blocks.iter().for_each(|&block| pool.retain(block));
+        self.held().for_each(|block| pool.retain(block));
         Self { blocks: self.blocks.clone(), ..*self }
     }
 
@@ -115,21 +167,25 @@ impl BlockTable {
         Ok((tokens > 0).then_some(CopyBlock { from, to, tokens }))
     }
 
-    /// Publishes every full block that is not yet: `hashes` are the
+    /// Publishes every full block that is not yet and has a hash: `hashes` are the
     /// [`prefix_hashes`](crate::prefix_hashes) of `tokens`, which begin the sequence and may be
-    /// shorter or longer than `len`. Where another sequence has published the same content
-    /// first, that block takes the place of this sequence's own, so equal blocks are held once.
-    /// Returns how many blocks are new in the index.
+    /// shorter or longer than `len`, or only the first of them. Where another sequence has
+    /// published the same content first, that block takes the place of this sequence's own, so
+    /// equal blocks are held once. Returns how many blocks are new in the index.
     pub fn publish(
         &mut self,
         pool: &mut BlockPool,
         hashes: &[BlockHash],
         tokens: &[TokenId],
     ) -> usize {
-        let full = self.len_tokens.min(tokens.len()) / self.block_tokens;
+        let hashed = tokens.len().min(hashes.len() * HASH_UNIT_TOKENS);
+        let full = self.len_tokens.min(hashed) / self.block_tokens;
         let mut new = 0;
         for at in self.published_blocks..full {
             let own = self.blocks[at];
+            if own == BlockId::NONE {
+                break;
+            }
             let parent = at.checked_sub(1).map(|before| pool.hash_of(hashes, before));
             let content = &tokens[at * self.block_tokens..][..self.block_tokens];
             match pool.insert(pool.hash_of(hashes, at), parent, content, own) {
@@ -154,7 +210,8 @@ impl BlockTable {
     pub fn truncate(&mut self, pool: &mut BlockPool, tokens: usize) {
         assert!(tokens <= self.len_tokens, "truncate never grows");
         let keep = tokens.div_ceil(self.block_tokens);
-        self.blocks.drain(keep..).rev().for_each(|block| pool.release(block));
+        let given_back = self.blocks.drain(keep..).rev().filter(|&block| block != BlockId::NONE);
+        given_back.for_each(|block| pool.release(block));
         self.len_tokens = tokens;
         self.published_blocks = self.published_blocks.min(tokens / self.block_tokens);
     }

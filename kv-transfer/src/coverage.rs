@@ -26,13 +26,24 @@ pub(crate) enum Place {
 }
 
 impl Coverage {
-    /// Nothing of `tokens` has arrived yet.
-    pub(crate) fn new(layout: &WireLayout, tokens: Range<u32>) -> Self {
+    /// Nothing of `tokens` has arrived yet, and of those that are `unseen` nothing must.
+    pub(crate) fn new(layout: &WireLayout, tokens: Range<u32>, unseen: Range<u32>) -> Self {
         let (layers, heads) = (usize::from(layout.layers), usize::from(layout.kv_heads));
         let words_per_row = tokens.len().div_ceil(64);
         let missing = (layers * heads * tokens.len()) as u64;
         let words = vec![0; layers * heads * words_per_row];
-        Self { layers, heads, tokens, words_per_row, words, missing }
+        let unseen = unseen.start.max(tokens.start)..unseen.end.min(tokens.end);
+        let mut coverage = Self { layers, heads, tokens, words_per_row, words, missing };
+        for layer in 0..if unseen.is_empty() { 0 } else { layout.layers } {
+            coverage.mark(&FrameKey {
+                layer,
+                token_first: unseen.start,
+                token_count: unseen.len() as u32,
+                head_first: 0,
+                head_count: layout.kv_heads,
+            });
+        }
+        coverage
     }
 
     pub(crate) fn is_complete(&self) -> bool {
@@ -135,7 +146,7 @@ mod tests {
     #[test]
     fn ranges_are_new_once_and_then_whole() {
         let layout = WireLayout { layers: 2, kv_heads: 3, head_dim: 4, dtype: KvDtype::F32 };
-        let mut coverage = Coverage::new(&layout, 10..210);
+        let mut coverage = Coverage::new(&layout, 10..210, 0..0);
         assert_eq!(coverage.place_of(&key(10, 200, 0, 3)), Place::New);
         coverage.mark(&key(60, 90, 0, 2));
         assert_eq!(coverage.place_of(&key(60, 90, 0, 2)), Place::Whole);
@@ -150,5 +161,19 @@ mod tests {
             coverage.mark(&gap);
         }
         assert!(coverage.is_complete() && coverage.gaps(99).is_empty());
+    }
+
+    #[test]
+    fn what_is_not_seen_need_not_come() {
+        let layout = WireLayout { layers: 2, kv_heads: 3, head_dim: 4, dtype: KvDtype::F32 };
+        for unseen in [4..150, 5..10, 40..210, 60..61, 0..220] {
+            let coverage = Coverage::new(&layout, 10..210, unseen.clone());
+            let wanted = (10..210).filter(|token| !unseen.contains(token)).count();
+            assert_eq!(coverage.missing, 2 * 3 * wanted as u64, "{unseen:?}");
+            let gaps = coverage.gaps(99);
+            assert!(gaps.iter().all(|gap| coverage.place_of(gap) == Place::New));
+            let sum: u32 = gaps.iter().map(|gap| gap.token_count).sum();
+            assert_eq!(u64::from(sum), coverage.missing);
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! The permit to write into reserved blocks. Only the node that minted it makes and checks the
 //! MAC, so no key travels; everybody else carries the bytes as they are.
 
+use std::ops::Range;
+
 use baton_types::{
     Epoch, Incarnation, KvDtype, ModelFingerprint, NodeId, NumericsVersion, RequestId, TransferId,
 };
@@ -16,7 +18,7 @@ mod tests;
 pub const GRANT_MAX_BYTES: usize = 4096;
 pub(crate) const NAME_MAX_BYTES: usize = 512;
 
-const GRANT_VERSION: u8 = 1;
+const GRANT_VERSION: u8 = 2;
 const MAC_BYTES: usize = 32;
 
 /// What a decode node allows one prefill node to write.
@@ -34,6 +36,8 @@ pub struct Grant {
     pub tokens: u32,
     /// Leading tokens whose KV the receiver holds: they do not travel.
     pub cached_tokens: u32,
+    /// Tokens that no answer sees: their KV does not travel either. Empty where all are seen.
+    pub unseen: Range<u32>,
     /// How KV shall travel.
     pub layout: WireLayout,
     pub fingerprint: ModelFingerprint,
@@ -121,6 +125,8 @@ impl Grant {
         out.put_u64_le(self.sender_incarnation.0);
         out.put_u32_le(self.tokens);
         out.put_u32_le(self.cached_tokens);
+        out.put_u32_le(self.unseen.start);
+        out.put_u32_le(self.unseen.end);
         put_layout(out, &self.layout);
         out.put_slice(&self.fingerprint.0);
         put_bytes(out, self.numerics.0.as_bytes());
@@ -144,6 +150,7 @@ impl Grant {
             sender_incarnation: Incarnation(reader.u64("sender_incarnation")?),
             tokens: reader.u32("tokens")?,
             cached_tokens: reader.u32("cached_tokens")?,
+            unseen: reader.u32("unseen")?..reader.u32("unseen")?,
             layout: get_layout(&mut reader)?,
             fingerprint: ModelFingerprint(reader.array("fingerprint")?),
             numerics: NumericsVersion(reader.string("numerics", NAME_MAX_BYTES)?),
@@ -155,6 +162,10 @@ impl Grant {
         if grant.cached_tokens > grant.tokens {
             let value = grant.cached_tokens.into();
             return Err(DecodeError::Value { field: "cached_tokens", value });
+        }
+        if grant.unseen.start > grant.unseen.end || grant.unseen.end > grant.tokens {
+            let value = grant.unseen.end.into();
+            return Err(DecodeError::Value { field: "unseen", value });
         }
         Ok((grant, expires_at_ms))
     }

@@ -142,6 +142,7 @@ pub(crate) fn grant(setup: &Setup) -> Grant {
         sender_incarnation: Incarnation(9),
         tokens: setup.tokens,
         cached_tokens: setup.cached_tokens,
+        unseen: 0..0,
         layout: LAYOUT,
         fingerprint: ModelFingerprint([1; 32]),
         numerics: NumericsVersion("n".into()),

@@ -386,7 +386,11 @@ impl Link {
 impl Arrived {
     fn new(grant: &Grant, now_ms: u64) -> Self {
         Self {
-            coverage: Coverage::new(&grant.layout, grant.cached_tokens..grant.tokens),
+            coverage: Coverage::new(
+                &grant.layout,
+                grant.cached_tokens..grant.tokens,
+                grant.unseen.clone(),
+            ),
             digest: FrameDigest::default(),
             accepted_bytes: 0,
             last_frame_ms: now_ms,

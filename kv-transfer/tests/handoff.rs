@@ -117,6 +117,7 @@ fn granted(clock: Clock) -> (Receiver, Bytes) {
         sender_incarnation: Incarnation(4),
         tokens: TOKENS,
         cached_tokens: CACHED_TOKENS,
+        unseen: 0..0,
         layout: LAYOUT,
         fingerprint: ModelFingerprint([5; 32]),
         numerics: NumericsVersion("n".into()),

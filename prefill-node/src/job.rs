@@ -103,6 +103,11 @@ fn check_grant(grant: &Grant, request: &GenerateRequest) -> Result<(), Error> {
     if grant.tokens as usize != tokens || grant.cached_tokens >= grant.tokens {
         return Err(mismatch("prompt tokens", grant.tokens.to_string(), tokens.to_string()));
     }
+    let unseen = request.unseen_prompt();
+    if unseen != (grant.unseen.start as usize..grant.unseen.end as usize) {
+        let granted = format!("{:?}", grant.unseen);
+        return Err(mismatch("all but the tokens", granted, format!("{unseen:?}")));
+    }
     if grant.choices != request.choices {
         return Err(mismatch("n", grant.choices.to_string(), request.choices.to_string()));
     }

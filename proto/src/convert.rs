@@ -1,8 +1,8 @@
 //! Conversions between internal wire forms and crate `types`.
 
 use baton_types::{
-    Error, FinishReason, GenerateRequest, RequestId, SamplingParams, StopParams, TokenLogprobs,
-    TokenOutput,
+    Error, FinishReason, GenerateRequest, RequestId, SamplingParams, StopParams,
+    StreamingAttention, TokenLogprobs, TokenOutput,
 };
 
 use crate::internal;
@@ -17,6 +17,12 @@ impl From<&GenerateRequest> for internal::Request {
             choices: request.choices.into(),
             logprobs: request.logprobs.map(u32::from),
             prompt_logprobs: request.prompt_logprobs.map(u32::from),
+            streaming_attention: request.streaming_attention.map(
+                |StreamingAttention { sinks, window }| internal::StreamingAttention {
+                    sinks,
+                    window,
+                },
+            ),
             tenant_salt: request.tenant_salt.clone().into(),
             deadline_ms: request.deadline_ms,
         }
@@ -40,6 +46,9 @@ impl TryFrom<internal::Request> for GenerateRequest {
                 .prompt_logprobs
                 .map(|n| small("request.prompt_logprobs", n))
                 .transpose()?,
+            streaming_attention: wire
+                .streaming_attention
+                .map(|wire| StreamingAttention { sinks: wire.sinks, window: wire.window }),
             tenant_salt: wire.tenant_salt.into(),
             deadline_ms: wire.deadline_ms,
         })

@@ -9,7 +9,8 @@ use tokio::sync::Semaphore;
 use tracing::Instrument;
 
 use baton_types::{
-    Error, ErrorCode, GenerateRequest, RequestId, SamplingParams, StopParams, TokenId,
+    Error, ErrorCode, GenerateRequest, RequestId, SamplingParams, StopParams, StreamingAttention,
+    TokenId,
 };
 
 use crate::admit::Admission;
@@ -53,6 +54,7 @@ pub struct Wishes {
     pub logprobs: Option<u32>,
     pub prompt_logprobs: Option<u32>,
     pub deadline_ms: Option<u64>,
+    pub streaming_attention: Option<StreamingAttention>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -158,13 +160,9 @@ impl Gateway {
         arrived: Instant,
     ) -> Result<Prepared, Error> {
         check_stops(&wishes.stop)?;
+        let default_max = self.default_max_tokens(&model, prompt.len(), &wishes);
         let s = wishes.sampling;
         let off = SamplingParams::default();
-        let room = model.limits.context_tokens.saturating_sub(prompt.len()).max(1) as u32;
-        let default_max = match self.config.default_max_tokens {
-            0 => room,
-            most => most.min(room),
-        };
         let request = GenerateRequest {
             id: RequestId(random::bytes()),
             prompt,
@@ -192,11 +190,26 @@ impl Gateway {
                 .prompt_logprobs
                 .map(|top| count("prompt_logprobs", top))
                 .transpose()?,
+            streaming_attention: wishes.streaming_attention,
             tenant_salt: Vec::new(),
             deadline_ms: wishes.deadline_ms.unwrap_or(self.config.default_deadline_ms),
         };
         request.validate(&model.limits)?;
         Ok(Prepared { model, request, stops: wishes.stop, arrived })
+    }
+
+    /// What the context leaves, where the configuration names nothing less; with streaming
+    /// attention, which leaves much more, as many tokens as the model's context has.
+    fn default_max_tokens(&self, model: &Model, prompt_tokens: usize, wishes: &Wishes) -> u32 {
+        let context = model.limits.context_tokens;
+        let room = match wishes.streaming_attention {
+            None => context.saturating_sub(prompt_tokens).max(1),
+            Some(_) => context,
+        };
+        match self.config.default_max_tokens {
+            0 => room as u32,
+            most => most.min(room as u32),
+        }
     }
 
     /// Waits for a place and dispatches. Dropping the answer cancels.

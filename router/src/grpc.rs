@@ -10,11 +10,11 @@ use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::{
     ChatRequest, ClusterStatus, DetokenizeRequest, DetokenizeResponse, Done, Finished,
     GenerateEvent, GenerateRequest, GetClusterStatusRequest, ListModelsRequest, ListModelsResponse,
-    Logprobs, Model as WireModel, Node as WireNode, Output, PromptLogprobs, Sampling, Stop, Token,
-    TokenLogprob, TokenizeRequest, TokenizeResponse,
+    Logprobs, Model as WireModel, Node as WireNode, Output, PromptLogprobs, Sampling, Stop,
+    StreamingAttention as WireStreaming, Token, TokenLogprob, TokenizeRequest, TokenizeResponse,
 };
 use baton_tokenizer::{ChatMessage, ChatOptions, Tokenizer};
-use baton_types::{Error, TokenId, TokenLogprobs, TokenOutput};
+use baton_types::{Error, StreamingAttention, TokenId, TokenLogprobs, TokenOutput};
 use futures::Stream;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
@@ -61,7 +61,10 @@ impl GrpcApi {
             None => return Err(Error::invalid("prompt", "give a prompt: text or token_ids")),
         };
         let output = wire.output.unwrap_or_default();
-        let wishes = wishes(wire.sampling, wire.stop, &output, wire.deadline_ms);
+        let wishes = Wishes {
+            streaming_attention: wire.streaming_attention.map(streaming),
+            ..wishes(wire.sampling, wire.stop, &output, wire.deadline_ms)
+        };
         let prepared = self.gateway.prepare(model, prompt, wishes, arrived)?;
         self.run(prepared, output.explain).await
     }
@@ -76,10 +79,17 @@ impl GrpcApi {
             .collect();
         let prompt = self.gateway.encode_chat(&model, messages, ChatOptions::default()).await?;
         let output = wire.output.unwrap_or_default();
-        let wishes = wishes(wire.sampling, wire.stop, &output, wire.deadline_ms);
+        let wishes = Wishes {
+            streaming_attention: wire.streaming_attention.map(streaming),
+            ..wishes(wire.sampling, wire.stop, &output, wire.deadline_ms)
+        };
         let prepared = self.gateway.prepare(model, prompt, wishes, arrived)?;
         self.run(prepared, output.explain).await
     }
+}
+
+fn streaming(wire: WireStreaming) -> StreamingAttention {
+    StreamingAttention { sinks: wire.sinks, window: wire.window }
 }
 
 fn wishes(
@@ -112,6 +122,7 @@ fn wishes(
         logprobs: output.logprobs,
         prompt_logprobs: output.prompt_logprobs,
         deadline_ms,
+        streaming_attention: None,
     }
 }
 

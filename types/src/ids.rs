@@ -40,6 +40,12 @@ integer_id!(
     BlockId(u32)
 );
 
+impl BlockId {
+    /// In a list of pages: none is held for these positions, since their sequence never reads
+    /// them again.
+    pub const NONE: BlockId = BlockId(u32::MAX);
+}
+
 macro_rules! bytes_id {
     ($(#[$doc:meta])* $name:ident, $len:literal) => {
         $(#[$doc])*

@@ -12,6 +12,7 @@ mod kv;
 mod model;
 mod request;
 mod response;
+mod streaming;
 
 pub use artifacts::{GgufVocab, ModelArtifacts, TokenizerSource};
 pub use error::{Error, ErrorCode};
@@ -26,3 +27,4 @@ pub use model::{
 };
 pub use request::{GenerateRequest, Limits, SamplingParams, StopParams};
 pub use response::{FinishReason, TokenLogprobs, TokenOutput, Usage};
+pub use streaming::{STREAMING_TOKENS_MAX, StreamingAttention};

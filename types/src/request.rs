@@ -1,10 +1,13 @@
 //! The one request type. Wire forms convert into it and are validated on the way.
 
 use std::fmt::Display;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, ModelSpec, RequestId, TokenId};
+use crate::{
+    Error, ErrorCode, ModelSpec, RequestId, STREAMING_TOKENS_MAX, StreamingAttention, TokenId,
+};
 
 /// A day: a longer deadline is a mistake, and no clock overflows.
 const DEADLINE_MAX_MS: u64 = 86_400_000;
@@ -73,6 +76,8 @@ pub struct GenerateRequest {
     pub logprobs: Option<u16>,
     /// The same for the prompt's own tokens (echo).
     pub prompt_logprobs: Option<u16>,
+    /// Sees its first tokens and a window of the last ones only; `None` sees all.
+    pub streaming_attention: Option<StreamingAttention>,
     /// Separates the prefix caches of tenants.
     pub tenant_salt: Vec<u8>,
     /// Time left for the whole request, from its arrival at whoever reads this.
@@ -84,6 +89,8 @@ pub struct GenerateRequest {
 pub struct Limits {
     pub vocab: usize,
     pub context_tokens: usize,
+    /// Whether layers of the model have a sliding window of their own.
+    pub has_own_window: bool,
     pub choices_max: u16,
     pub logprobs_max: u16,
     pub stop_ids_max: usize,
@@ -95,6 +102,7 @@ impl Limits {
         Self {
             vocab: spec.vocab,
             context_tokens: spec.context_tokens,
+            has_own_window: spec.features.window.is_some(),
             choices_max: 16,
             logprobs_max: 20,
             stop_ids_max: 64,
@@ -113,19 +121,24 @@ impl GenerateRequest {
         if length == 0 {
             return Err(Error::invalid("prompt", "the prompt has no tokens; send at least one"));
         }
-        if length >= limits.context_tokens {
+        let most = self.context_tokens(limits.context_tokens);
+        if length >= most {
+            let whose = match self.streaming_attention {
+                None => "the model's context holds",
+                Some(_) => "prompt and answer with streaming_attention have at most",
+            };
             return Err(Error::invalid(
                 "prompt",
                 format!(
-                    "the prompt has {length} tokens, but the model's context holds {} with at \
-                     least one for the answer; shorten the prompt",
-                    limits.context_tokens
+                    "the prompt has {length} tokens, but {whose} {most} with at least one for the \
+                     answer; shorten the prompt"
                 ),
             ));
         }
         if let Some(id) = self.prompt.iter().find(|&&id| id as usize >= limits.vocab) {
             return Err(Error::invalid("prompt", unknown_id(*id, limits.vocab)));
         }
+        self.validate_streaming(limits)?;
         self.validate_stop(limits)?;
         self.validate_sampling(limits)?;
         bounded("n", usize::from(self.choices), 1, limits.choices_max.into())?;
@@ -134,6 +147,50 @@ impl GenerateRequest {
             [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)]
         {
             bounded(field, count.unwrap_or(0), 0, limits.logprobs_max)?;
+        }
+        Ok(())
+    }
+
+    /// Prompt and answer together at most, where the model's context holds `model_tokens`.
+    pub fn context_tokens(&self, model_tokens: usize) -> usize {
+        self.streaming_attention.map_or(model_tokens, |_| STREAMING_TOKENS_MAX)
+    }
+
+    /// So many first tokens have the K and V of full attention, which alone are cached under a
+    /// prefix's hash.
+    pub fn cacheable_tokens(&self) -> usize {
+        self.streaming_attention.map_or(usize::MAX, |streaming| streaming.cache_tokens())
+    }
+
+    /// Tokens of the prompt that no answer's token sees; `0..0` where there are none.
+    pub fn unseen_prompt(&self) -> Range<usize> {
+        let unseen = self.streaming_attention.map(|streaming| streaming.unseen(self.prompt.len()));
+        unseen.filter(|tokens| !tokens.is_empty()).unwrap_or(0..0)
+    }
+
+    fn validate_streaming(&self, limits: &Limits) -> Result<(), Error> {
+        const FIELD: &str = "streaming_attention";
+        let Some(streaming) = self.streaming_attention else { return Ok(()) };
+        if limits.has_own_window {
+            let message = "layers of this model have a sliding window of their own, with which \
+                           streaming_attention does not go together; leave it out";
+            let error = Error::new(ErrorCode::Unsupported, message);
+            return Err(Error { field: Some(FIELD.into()), ..error });
+        }
+        let StreamingAttention { sinks, window } = streaming;
+        if window == 0 {
+            let field = format!("{FIELD}.window");
+            return Err(Error::invalid(field, "0 is out of bounds: the window is 1 or more"));
+        }
+        if streaming.cache_tokens() > limits.context_tokens {
+            return Err(Error::invalid(
+                FIELD,
+                format!(
+                    "{sinks} sinks and a window of {window} are more than the {} tokens of the \
+                     model's context; make the window smaller",
+                    limits.context_tokens
+                ),
+            ));
         }
         Ok(())
     }
@@ -197,4 +254,58 @@ fn bounded_count(field: &str, count: usize, most: usize) -> Result<(), Error> {
 
 fn unknown_id(id: TokenId, vocab: usize) -> String {
     format!("token id {id} is not in the model's vocabulary of {vocab}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(prompt: usize, streaming: Option<(u32, u32)>) -> GenerateRequest {
+        GenerateRequest {
+            id: RequestId([0; 16]),
+            prompt: vec![1; prompt],
+            sampling: SamplingParams::default(),
+            stop: StopParams {
+                max_tokens: 1,
+                min_tokens: 0,
+                stop_token_ids: Vec::new(),
+                ignore_eos: false,
+            },
+            choices: 1,
+            logprobs: None,
+            prompt_logprobs: None,
+            streaming_attention: streaming
+                .map(|(sinks, window)| StreamingAttention { sinks, window }),
+            tenant_salt: Vec::new(),
+            deadline_ms: 1,
+        }
+    }
+
+    #[test]
+    fn streaming_attention_has_bounds_of_its_own() {
+        let limits = Limits {
+            vocab: 10,
+            context_tokens: 100,
+            has_own_window: false,
+            choices_max: 1,
+            logprobs_max: 0,
+            stop_ids_max: 0,
+            logit_bias_max: 0,
+        };
+        let check = |prompt, streaming| {
+            request(prompt, streaming).validate(&limits).map_err(|error| error.field.unwrap())
+        };
+        assert_eq!(check(99, None), Ok(()));
+        assert_eq!(check(100, None), Err("prompt".into()));
+        assert_eq!(check(100, Some((0, 1))), Ok(()));
+        assert_eq!(check(5_000, Some((4, 96))), Ok(()));
+        assert_eq!(check(STREAMING_TOKENS_MAX, Some((4, 96))), Err("prompt".into()));
+        assert_eq!(check(5, Some((4, 97))), Err("streaming_attention".into()));
+        assert_eq!(check(5, Some((u32::MAX, u32::MAX))), Err("streaming_attention".into()));
+        assert_eq!(check(5, Some((4, 0))), Err("streaming_attention.window".into()));
+        let windowed = Limits { has_own_window: true, ..limits.clone() };
+        let error = request(5, Some((4, 9))).validate(&windowed).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Unsupported);
+        assert_eq!(request(5, None).validate(&windowed), Ok(()));
+    }
 }

@@ -6,7 +6,7 @@ use anyhow::Context;
 use baton_client::{ChatRequest, Client, Event};
 use serde_json::json;
 
-use super::EndpointFlags;
+use super::{EndpointFlags, StreamingFlags};
 use crate::print;
 
 /// Chats with the model: one line is one message; an empty line is skipped, /reset forgets the
@@ -31,6 +31,8 @@ pub struct Flags {
     temperature: f32,
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
+    #[command(flatten)]
+    streaming: StreamingFlags,
     /// Print each answer as one JSON object on a line, and no prompt.
     #[arg(long)]
     json: bool,
@@ -86,6 +88,9 @@ async fn answer(
     }
     request =
         request.model(&flags.model).max_tokens(flags.max_tokens).temperature(flags.temperature);
+    if let Some(streaming) = flags.streaming.attention() {
+        request = request.streaming_attention(streaming.sinks, streaming.window);
+    }
     request.options.sampling.seed = flags.seed;
     let mut stream = client.chat(request).await?;
     let mut text = String::new();

@@ -11,6 +11,7 @@ use baton_types::KvDtype;
 use indicatif::ProgressBar;
 use serde_json::json;
 
+use super::StreamingFlags;
 use crate::{model_source, print};
 
 /// Measures the quality of a model file.
@@ -41,6 +42,8 @@ pub struct Flags {
     /// Precision of KV: bf16, int8 or int4.
     #[arg(long, value_name = "DTYPE", default_value_t = KvDtype::Bf16)]
     kv_dtype: KvDtype,
+    #[command(flatten)]
+    streaming: StreamingFlags,
     /// Print {"perplexity": …, "tokens": …}.
     #[arg(long)]
     json: bool,
@@ -70,7 +73,7 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<()> {
     progress.set_message(format!("scoring {} tokens", tokens.len()));
     let artifacts = file.artifacts();
     let bos = artifacts.bos_id.filter(|_| artifacts.add_bos);
-    let score = perplexity(&mut backend, &tokens, flags.context, bos)?;
+    let score = perplexity(&mut backend, &tokens, flags.context, bos, flags.streaming.attention())?;
     progress.finish_and_clear();
     if flags.json {
         return print::json(&json!({

@@ -3,7 +3,7 @@
 use baton_client::{Completion, Event, GenerateRequest};
 use serde_json::{Value, json};
 
-use super::EndpointFlags;
+use super::{EndpointFlags, StreamingFlags};
 use crate::print;
 
 /// Generates from a raw prompt.
@@ -45,6 +45,8 @@ pub struct Flags {
     /// Go on past the model's own end.
     #[arg(long)]
     ignore_eos: bool,
+    #[command(flatten)]
+    streaming: StreamingFlags,
     /// Print one JSON object: token_ids, text, finish_reason, usage, explain.
     #[arg(long)]
     json: bool,
@@ -63,6 +65,9 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         .choices(flags.n)
         .ignore_eos(flags.ignore_eos)
         .explain(flags.json);
+    if let Some(streaming) = flags.streaming.attention() {
+        request = request.streaming_attention(streaming.sinks, streaming.window);
+    }
     request.options.sampling.seed = flags.seed;
     request.options.sampling.top_p = flags.top_p;
     request.options.sampling.top_k = flags.top_k;

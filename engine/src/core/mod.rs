@@ -6,6 +6,7 @@
 //! path serves recovery from another node's death.
 
 mod admit;
+mod arrive;
 mod run;
 mod step;
 #[cfg(test)]
@@ -15,11 +16,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use baton_kv_cache::{BlockEvent, BlockPool, HashKey, PoolStats};
-use baton_types::{
-    Error, ErrorCode, GenerateRequest, Limits, ModelFingerprint, RequestId, TokenOutput,
-};
+use baton_types::{Error, ErrorCode, GenerateRequest, Limits, ModelFingerprint, RequestId};
 
-use crate::backend::{Backend, KvSpan};
+use crate::backend::Backend;
 use crate::sampler::Scratch;
 use run::{Phase, Run};
 
@@ -170,138 +169,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes blocks for a request whose KV another node computes, or which
-    /// [`start`](Self::start) begins here. Returns the leading tokens that need no transfer.
-    ///
-    /// # Errors
-    /// `ResourceExhausted` at once where there is no room, `InvalidArgument`.
-    pub fn reserve(
-        &mut self,
-        request: GenerateRequest,
-        delivered: &[Delivered],
-        outbox: Box<dyn Outbox>,
-        now: Instant,
-    ) -> Result<usize, Error> {
-        self.check(&request, delivered)?;
-        let mut run = self.new_run(request, delivered, Work::Generate, outbox, now);
-        if self.ends_with_delivered(&mut run, now) {
-            return Ok(0);
-        }
-        self.check_fits(&run)?;
-        let Some(table) = self.take_blocks(&mut run) else {
-            return Err(Error::exhausted(
-                format!(
-                    "the prompt needs {} blocks and {} sequences; {} blocks are free, {} of {} \
-                     sequences run",
-                    self.blocks_wanted(&run),
-                    run.request.choices,
-                    self.pool.available(),
-                    self.sequences(),
-                    self.config.max_sequences,
-                ),
-                250,
-            ));
-        };
-        let cached_tokens = table.len();
-        run.phase = Phase::Reserved(table);
-        self.add(run);
-        Ok(cached_tokens)
-    }
-
-    /// Begins to compute a reserved request's prompt here.
-    ///
-    /// # Errors
-    /// `NotFound`, or `FailedPrecondition` where it runs already.
-    pub fn start(&mut self, id: RequestId) -> Result<(), Error> {
-        let run = self.run_mut(id)?;
-        match std::mem::replace(&mut run.phase, Phase::Waiting) {
-            Phase::Reserved(table) => {
-                run.phase = Phase::Prompt(table);
-                Ok(())
-            }
-            other => {
-                run.phase = other;
-                Err(Error::new(
-                    ErrorCode::FailedPrecondition,
-                    format!("request {id} is past its reservation"),
-                ))
-            }
-        }
-    }
-
-    /// Places received KV, `payload` in canonical order, into a reservation.
-    ///
-    /// # Errors
-    /// `NotFound` where the reservation is gone, `DataLoss` where the payload does not fit.
-    pub fn place(
-        &mut self,
-        id: RequestId,
-        layer: usize,
-        token_first: usize,
-        token_count: usize,
-        payload: &[u8],
-    ) -> Result<(), Error> {
-        let number = self.number(id)?;
-        let Phase::Reserved(table) = &self.runs[&number].phase else {
-            return Err(Error::new(
-                ErrorCode::FailedPrecondition,
-                format!("request {id} takes no KV any more"),
-            ));
-        };
-        let blocks = table.blocks();
-        if token_first < table.len() {
-            return Err(Error::new(
-                ErrorCode::FailedPrecondition,
-                format!("token {token_first} lies in the {} cached ones", table.len()),
-            ));
-        }
-        let span = KvSpan { layer, blocks, token_first, token_count };
-        self.backend
-            .write_kv(&span, payload)
-            .map_err(|error| Error::new(ErrorCode::DataLoss, error.to_string()))?;
-        self.counters.received_spans += 1;
-        Ok(())
-    }
-
-    /// Goes on from a complete transfer as if the prompt had been computed here.
-    ///
-    /// # Errors
-    /// `NotFound`; `DataLoss` where the sampler states differ.
-    pub fn activate(
-        &mut self,
-        id: RequestId,
-        first_tokens: &[TokenOutput],
-        digest: [u8; 32],
-        now: Instant,
-    ) -> Result<(), Error> {
-        let number = self.number(id)?;
-        let mut run = self.runs.remove(&number).expect("numbers name runs");
-        let Phase::Reserved(_) = &run.phase else {
-            self.runs.insert(number, run);
-            return Err(Error::new(
-                ErrorCode::FailedPrecondition,
-                format!("request {id} is past its reservation"),
-            ));
-        };
-        if let Err(error) = check_first_tokens(&run, first_tokens, digest) {
-            self.runs.insert(number, run);
-            return Err(error);
-        }
-        let Phase::Reserved(mut table) = std::mem::replace(&mut run.phase, Phase::Waiting) else {
-            unreachable!("checked above");
-        };
-        table.append(run.request.prompt.len() - table.len());
-        table.publish(&mut self.pool, &run.prompt_hashes, &run.request.prompt);
-        self.begin_answers(&mut run, table);
-        run.started = true;
-        run.stats.first_token_us = run.since_submission_us(now);
-        for token in first_tokens {
-            self.take_token(&mut run, token.clone());
-        }
-        self.keep_or_finish(number, run, now);
-        Ok(())
-    }
-
     /// Stops a request and frees what it holds; its outbox gets `Cancelled`.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         self.fail(id, Error::new(ErrorCode::Cancelled, "the request was cancelled"))
@@ -414,11 +281,6 @@ impl Engine {
             .ok_or_else(|| Error::new(ErrorCode::NotFound, format!("request {id} is not here")))
     }
 
-    fn run_mut(&mut self, id: RequestId) -> Result<&mut Run, Error> {
-        let number = self.number(id)?;
-        Ok(self.runs.get_mut(&number).expect("numbers name runs"))
-    }
-
     fn waiting(&self) -> usize {
         self.runs.values().filter(|run| matches!(run.phase, Phase::Waiting)).count()
     }
@@ -465,7 +327,8 @@ fn check_delivered(
     if delivered.len() > usize::from(request.choices) {
         return wrong(format!("{} answers for {} choices", delivered.len(), request.choices));
     }
-    let most = (limits.context_tokens - request.prompt.len()).min(request.stop.max_tokens as usize);
+    let context = request.context_tokens(limits.context_tokens);
+    let most = (context - request.prompt.len()).min(request.stop.max_tokens as usize);
     for before in delivered {
         if before.ids.len() > most {
             return wrong(format!("{} tokens, but at most {most} can come", before.ids.len()));
@@ -473,27 +336,6 @@ fn check_delivered(
         if let Some(id) = before.ids.iter().find(|&&id| id as usize >= limits.vocab) {
             return wrong(format!("token id {id} is not in the model's vocabulary"));
         }
-    }
-    Ok(())
-}
-
-fn check_first_tokens(run: &Run, tokens: &[TokenOutput], digest: [u8; 32]) -> Result<(), Error> {
-    let in_order = tokens.iter().enumerate().all(|(at, token)| {
-        let choice = run.choices.get(at);
-        let next = choice.map(|choice| choice.generated.len() as u32);
-        usize::from(token.choice) == at && Some(token.index) == next
-    });
-    if !in_order || tokens.len() != run.choices.len() {
-        return Err(Error::new(ErrorCode::DataLoss, "the commit's first tokens do not fit"));
-    }
-    let after = run.choices.iter().zip(tokens).map(|(choice, token)| {
-        let mut sampler = choice.sampler.clone();
-        sampler.push(token.id);
-        sampler
-    });
-    let states: Vec<_> = after.collect();
-    if sampler_digest(states.iter()) != digest {
-        return Err(Error::new(ErrorCode::DataLoss, "the sampler states of the two nodes differ"));
     }
     Ok(())
 }

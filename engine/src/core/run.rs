@@ -149,7 +149,7 @@ impl Run {
             .collect();
         Self {
             deadline: now + std::time::Duration::from_millis(request.deadline_ms),
-            prompt_hashes: prefix_hashes(&key, &request.prompt),
+            prompt_hashes: hashes(&key, &request, &request.prompt),
             request: Arc::new(request),
             outbox,
             work,
@@ -178,6 +178,11 @@ impl Run {
         self.request.prompt.iter().chain(generated).copied().collect()
     }
 
+    /// The hashes of `tokens`, as far as they may be cached under them.
+    pub fn hashes_of(&self, tokens: &[TokenId]) -> Vec<BlockHash> {
+        hashes(&self.key, &self.request, tokens)
+    }
+
     /// Ids that may not be drawn next: those that end an answer, before `min_tokens`.
     pub fn banned(&self, choice: usize, spec: &ModelSpec) -> Vec<TokenId> {
         let stop = &self.request.stop;
@@ -196,7 +201,8 @@ impl Run {
         if eos || stop.stop_token_ids.contains(last) {
             return Some(FinishReason::Stop);
         }
-        let full = self.request.prompt.len() + generated.len() >= spec.context_tokens;
+        let most = self.request.context_tokens(spec.context_tokens);
+        let full = self.request.prompt.len() + generated.len() >= most;
         (full || generated.len() >= stop.max_tokens as usize).then_some(FinishReason::Length)
     }
 
@@ -204,6 +210,11 @@ impl Run {
         let missing = self.prompt_logprobs.len() + 1 < self.request.prompt.len();
         self.request.prompt_logprobs.is_some() && missing
     }
+}
+
+/// What is behind the cacheable tokens depends on what the request sees, and has no hash.
+fn hashes(key: &HashKey, request: &GenerateRequest, tokens: &[TokenId]) -> Vec<BlockHash> {
+    prefix_hashes(key, &tokens[..tokens.len().min(request.cacheable_tokens())])
 }
 
 /// The digest over all choices' sampler states that a handoff's commit carries.

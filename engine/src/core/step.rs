@@ -1,11 +1,12 @@
 //! One step: plan, compute, draw.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use baton_kv_cache::{BlockTable, OutOfBlocks, prefix_hashes};
-use baton_types::{BlockId, Error, TokenId, TokenOutput};
+use baton_kv_cache::{BlockTable, OutOfBlocks};
+use baton_types::{BlockId, Error, StreamingAttention, TokenId, TokenOutput};
 
 use super::run::{EngineEvent, ExportedSpan, Phase, Prefilled, Run, Work};
 use super::{Engine, sampler_digest};
@@ -34,6 +35,7 @@ struct Chunk {
     first_position: usize,
     blocks: Vec<BlockId>,
     logits: LogitRows,
+    streaming: Option<StreamingAttention>,
 }
 
 impl Engine {
@@ -113,7 +115,7 @@ impl Engine {
     }
 
     fn exclusive_blocks(&self, table: &BlockTable) -> usize {
-        table.blocks().iter().filter(|&&block| self.pool.references(block) == 1).count()
+        table.held().filter(|&block| self.pool.references(block) == 1).count()
     }
 
     /// Makes room for a chunk and gathers what the backend needs of it.
@@ -154,7 +156,8 @@ impl Engine {
         } else {
             LogitRows::None
         };
-        Ok(Chunk { owner, tokens, first_position: first, blocks, logits })
+        let streaming = run.request.streaming_attention;
+        Ok(Chunk { owner, tokens, first_position: first, blocks, logits, streaming })
     }
 
     fn compute(&mut self, chunks: &[Chunk], now: Instant) -> StepReport {
@@ -165,6 +168,7 @@ impl Engine {
                 first_position: chunk.first_position,
                 blocks: &chunk.blocks,
                 logits: chunk.logits,
+                streaming: chunk.streaming,
             })
             .collect();
         let vocab = self.backend.spec().vocab;
@@ -246,6 +250,7 @@ impl Engine {
         let Phase::Prompt(table) = &mut run.phase else { unreachable!("it computes its prompt") };
         table.publish(&mut self.pool, &run.prompt_hashes, &run.request.prompt);
         if table.len() < prompt {
+            self.slide(&run.request, table, prompt - table.len());
             return Ok(());
         }
         let Phase::Prompt(mut table) = std::mem::replace(&mut run.phase, Phase::Waiting) else {
@@ -278,6 +283,7 @@ impl Engine {
         rows: &[&[f32]],
     ) -> Result<(), Error> {
         self.publish_answer(run, choice);
+        self.slide(&run.request, table_mut(&mut run.phase, Some(choice)), 0);
         let Some(row) = rows.last() else { return Ok(()) };
         let token = self.draw(run, choice, row)?;
         self.take_token(run, token);
@@ -286,10 +292,11 @@ impl Engine {
 
     /// Publishes an answer's blocks as they fill.
     fn publish_answer(&mut self, run: &mut Run, choice: usize) {
-        let tokens = run.tokens_of(choice);
-        let table = table_mut(&mut run.phase, Some(choice));
-        if table.len().is_multiple_of(self.pool.block_tokens()) {
-            let hashes = prefix_hashes(&run.key, &tokens[..table.len()]);
+        let done = table_mut(&mut run.phase, Some(choice)).len();
+        if done.is_multiple_of(self.pool.block_tokens()) && done <= run.request.cacheable_tokens() {
+            let tokens = run.tokens_of(choice);
+            let hashes = run.hashes_of(&tokens[..done]);
+            let table = table_mut(&mut run.phase, Some(choice));
             table.publish(&mut self.pool, &hashes, &tokens);
         }
     }
@@ -358,18 +365,17 @@ impl Engine {
     /// Hands out what the prefix cache held of a handoff's prompt.
     pub(super) fn export_cached(&mut self, run: &mut Run, table: &BlockTable) {
         let Work::Prefill { skip_tokens, export } = &mut run.work else { return };
-        let (first, end) = (*skip_tokens, table.len());
-        if first >= end {
-            return;
-        }
+        let wanted = around(*skip_tokens..table.len(), run.request.unseen_prompt());
         for layer in 0..self.backend.spec().layers {
-            let span = KvSpan {
-                layer,
-                blocks: table.blocks(),
-                token_first: first,
-                token_count: end - first,
-            };
-            export.export(read_span(self.backend.kv(), &span));
+            for tokens in wanted.iter().filter(|tokens| !tokens.is_empty()) {
+                let span = KvSpan {
+                    layer,
+                    blocks: table.blocks(),
+                    token_first: tokens.start,
+                    token_count: tokens.len(),
+                };
+                export.export(read_span(self.backend.kv(), &span));
+            }
         }
     }
 }
@@ -387,17 +393,26 @@ impl LayerSink for ExportSink<'_> {
             let Work::Prefill { skip_tokens, export } = &mut run.work else { continue };
             let end = chunk.first_position + chunk.tokens.len();
             let first = chunk.first_position.max(*skip_tokens);
-            if first < end {
+            let wanted = around(first..end, run.request.unseen_prompt());
+            for tokens in wanted.into_iter().filter(|tokens| !tokens.is_empty()) {
                 let span = KvSpan {
                     layer,
                     blocks: &chunk.blocks,
-                    token_first: first,
-                    token_count: end - first,
+                    token_first: tokens.start,
+                    token_count: tokens.len(),
                 };
                 export.export(read_span(kv, &span));
             }
         }
     }
+}
+
+/// What of `tokens` lies before and behind `unseen`.
+fn around(tokens: Range<usize>, unseen: Range<usize>) -> [Range<usize>; 2] {
+    if unseen.is_empty() {
+        return [tokens, 0..0];
+    }
+    [tokens.start..tokens.end.min(unseen.start), tokens.start.max(unseen.end)..tokens.end]
 }
 
 fn read_span(kv: &dyn KvRead, span: &KvSpan<'_>) -> ExportedSpan {

@@ -54,6 +54,8 @@ pub(super) struct ExpertBuffers {
 pub(super) struct AttentionScratch {
     /// `[query row][head_dim]`
     pub(super) queries: Vec<f32>,
+    /// The same, where sinks see them from another place.
+    pub(super) sink_queries: Vec<f32>,
     /// `[query row][head_dim]`, where the pages want queries as bytes.
     pub(super) quants: Vec<i8>,
     /// `[query row][256]`
@@ -81,6 +83,7 @@ impl Buffers {
         let tile_rows = TILE_ROWS.max(spec.heads / spec.kv_heads);
         let scratch = || AttentionScratch {
             queries: vec![0.0; tile_rows * spec.head_dim],
+            sink_queries: vec![0.0; tile_rows * spec.head_dim],
             quants: vec![0; tile_rows * spec.head_dim],
             scores: vec![0.0; tile_rows * CHUNK_TOKENS],
             from: Vec::with_capacity(tile_rows),

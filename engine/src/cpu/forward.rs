@@ -18,6 +18,7 @@ use stages::{Normalization, Product, add_normalized, multiply, normalize, quanti
 impl CpuBackend {
     /// Runs `batch` through all layers; returns `logits[logit rows][vocab]`.
     pub(super) fn forward(&mut self, batch: &Batch<'_>, sink: &mut dyn LayerSink) -> &[f32] {
+        self.ropes.prepare(batch.rows.iter().map(|row| row.position));
         self.embed(batch);
         for layer in 0..self.weights.layers.len() {
             self.project_qkv(batch, layer);

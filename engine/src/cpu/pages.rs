@@ -126,6 +126,12 @@ impl PageMap {
         }
     }
 
+    /// The blocks that the span's tokens lie in; they are among those given.
+    fn of_span<'a>(&self, span: &KvSpan<'a>) -> &'a [BlockId] {
+        let (first, end) = (span.token_first, span.token_first + span.token_count);
+        &span.blocks[first / self.block_tokens()..end.div_ceil(self.block_tokens())]
+    }
+
     /// The span's K and V in canonical order: whether it is V, and where it lies.
     fn vectors(&self, span: &KvSpan<'_>) -> impl Iterator<Item = (bool, Slot)> {
         let heads = 0..self.layout.kv_heads as usize;
@@ -270,7 +276,7 @@ impl Pages {
         let end = span.token_first.saturating_add(span.token_count);
         let fits = span.layer < self.map.layout.layers as usize
             && end <= span.blocks.len() * self.map.block_tokens()
-            && span.blocks.iter().all(|block| (block.0 as usize) < self.map.blocks);
+            && self.map.of_span(span).iter().all(|block| (block.0 as usize) < self.map.blocks);
         if fits {
             return Ok(());
         }

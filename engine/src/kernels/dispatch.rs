@@ -5,7 +5,7 @@ use super::burn;
 use super::matmul::{self, Matmul};
 use super::norm;
 use super::quantize::{self, QuantView};
-use super::rope::{self, RopeTable};
+use super::rope::{self, Angles};
 use crate::simd::Isa;
 
 /// One row to normalise: `x[K]`, `weight[K]` → `out[K]`.
@@ -25,8 +25,7 @@ pub(crate) struct NormHeads<'a> {
 
 /// Heads of one token to rotate in place.
 pub(crate) struct Rotate<'a> {
-    pub(crate) table: &'a RopeTable,
-    pub(crate) position: usize,
+    pub(crate) angles: Angles<'a>,
     /// `[heads][head_dim]`
     pub(crate) heads: &'a mut [f32],
     pub(crate) head_dim: usize,
@@ -150,7 +149,7 @@ macro_rules! instantiate {
 
             $(#[target_feature(enable = $features)])?
             unsafe fn rotate(job: &mut Rotate<'_>) {
-                rope::rotate(job.table, job.position, job.heads, job.head_dim, job.scale);
+                rope::rotate(job.angles, job.heads, job.head_dim, job.scale);
             }
 
             $(#[target_feature(enable = $features)])?

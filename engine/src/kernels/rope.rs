@@ -5,31 +5,74 @@ use baton_types::{ModelSpec, RopeScaling, RopeSpec};
 
 use super::numerics;
 
-/// Cosines and sines of every position and dimension pair.
+/// Cosines and sines of positions and dimension pairs.
 pub(crate) struct RopeTable {
-    half: usize,
-    /// `[position][cos of half pairs, sin of half pairs]`
+    /// Of each pair: radians from one position to the next.
+    frequencies: Vec<f64>,
+    /// `[position][cos of the pairs, sin of the pairs]`, of the first positions.
     values: Vec<f32>,
+    /// The same for rows of the step at hand whose positions lie behind those.
+    of_rows: Vec<f32>,
+}
+
+/// Cosines and sines of one position: `[pair]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Angles<'a> {
+    cos: &'a [f32],
+    sin: &'a [f32],
 }
 
 impl RopeTable {
-    /// Computed in f64 and rounded once.
+    /// Of the positions `0..positions`, computed in f64 and rounded once.
     pub(crate) fn new(spec: &RopeSpec, positions: usize) -> Self {
         let half = spec.dim / 2;
         let frequencies: Vec<f64> = (0..half).map(|pair| frequency(spec, pair)).collect();
         let mut values = vec![0.0; positions * 2 * half];
         for (position, row) in values.chunks_exact_mut(2 * half).enumerate() {
-            for (pair, frequency) in frequencies.iter().enumerate() {
-                let (cos, sin) = numerics::cos_sin(position as f64 * frequency);
-                row[pair] = cos;
-                row[half + pair] = sin;
-            }
+            fill(&frequencies, position, row);
         }
-        Self { half, values }
+        Self { frequencies, values, of_rows: Vec::new() }
     }
 
-    fn row(&self, position: usize) -> (&[f32], &[f32]) {
-        self.values[position * 2 * self.half..][..2 * self.half].split_at(self.half)
+    /// Makes the table ready for a step whose rows are at `positions`.
+    pub(crate) fn prepare(&mut self, positions: impl ExactSizeIterator<Item = usize>) {
+        let width = 2 * self.frequencies.len();
+        let held = self.values.len() / width;
+        self.of_rows.resize(positions.len() * width, 0.0);
+        for (position, row) in positions.zip(self.of_rows.chunks_exact_mut(width)) {
+            if position >= held {
+                fill(&self.frequencies, position, row);
+            }
+        }
+    }
+
+    /// Of `position`, at which `row` of the step is.
+    pub(crate) fn angles(&self, position: usize, row: usize) -> Angles<'_> {
+        let width = 2 * self.frequencies.len();
+        let held = self.values.get(position * width..(position + 1) * width);
+        Angles::new(held.unwrap_or_else(|| &self.of_rows[row * width..(row + 1) * width]))
+    }
+
+    /// Of one of the first positions.
+    pub(crate) fn held_angles(&self, position: usize) -> Angles<'_> {
+        let width = 2 * self.frequencies.len();
+        Angles::new(&self.values[position * width..(position + 1) * width])
+    }
+}
+
+impl<'a> Angles<'a> {
+    /// From `row[cos of the pairs, sin of the pairs]`.
+    fn new(row: &'a [f32]) -> Self {
+        let (cos, sin) = row.split_at(row.len() / 2);
+        Self { cos, sin }
+    }
+}
+
+/// `row[cos of the pairs, sin of the pairs]` at `position`.
+fn fill(frequencies: &[f64], position: usize, row: &mut [f32]) {
+    let (cos, sin) = row.split_at_mut(frequencies.len());
+    for (pair, frequency) in frequencies.iter().enumerate() {
+        (cos[pair], sin[pair]) = numerics::cos_sin(position as f64 * frequency);
     }
 }
 
@@ -49,6 +92,14 @@ impl RopeTables {
                 .filter(|rope| **rope != spec.rope)
                 .map(|rope| RopeTable::new(rope, positions)),
         }
+    }
+
+    /// Makes the tables ready for a step whose rows are at `positions`.
+    pub(crate) fn prepare(&mut self, positions: impl ExactSizeIterator<Item = usize> + Clone) {
+        if let Some(windowed) = &mut self.windowed {
+            windowed.prepare(positions.clone());
+        }
+        self.full.prepare(positions);
     }
 
     /// The table of layers with a sliding window, or of those without.
@@ -82,25 +133,20 @@ fn frequency(spec: &RopeSpec, pair: usize) -> f64 {
     }
 }
 
-/// Rotates the heads of `row`, each of `head_dim`, to `position`, and multiplies with `scale`.
+/// Rotates the heads of `row`, each of `head_dim`, by `angles`, and multiplies with `scale`.
 #[inline(always)]
-pub(crate) fn rotate(
-    table: &RopeTable,
-    position: usize,
-    row: &mut [f32],
-    head_dim: usize,
-    scale: f32,
-) {
-    let (cos, sin) = table.row(position);
+pub(crate) fn rotate(angles: Angles<'_>, row: &mut [f32], head_dim: usize, scale: f32) {
+    let half = angles.cos.len();
+    let (cos, sin) = (angles.cos, &angles.sin[..half]);
     for head in row.chunks_exact_mut(head_dim) {
-        let (first, rest) = head.split_at_mut(table.half);
-        let second = &mut rest[..table.half];
-        for i in 0..table.half {
+        let (first, rest) = head.split_at_mut(half);
+        let second = &mut rest[..half];
+        for i in 0..half {
             let (a, b) = (first[i], second[i]);
             first[i] = a.mul_add(cos[i], -(b * sin[i])) * scale;
             second[i] = a.mul_add(sin[i], b * cos[i]) * scale;
         }
-        for x in &mut rest[table.half..] {
+        for x in &mut rest[half..] {
             *x *= scale;
         }
     }

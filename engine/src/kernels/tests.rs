@@ -3,6 +3,7 @@
 mod attention;
 mod matmul;
 mod rows;
+mod streaming;
 
 use super::dispatch::Kernels;
 use crate::simd::Isa;

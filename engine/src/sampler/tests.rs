@@ -15,6 +15,7 @@ fn request(sampling: SamplingParams) -> GenerateRequest {
         choices: 1,
         logprobs: None,
         prompt_logprobs: None,
+        streaming_attention: None,
         tenant_salt: vec![],
         deadline_ms: 1_000,
     }

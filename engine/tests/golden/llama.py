@@ -5,6 +5,9 @@
 An implementation of its own, after Hugging Face's modeling_llama: untied head, grouped queries,
 Llama 3's RoPE scaling. As Baton's contract says, K (rotated) and V are rounded to bfloat16 before
 attention; nothing else is rounded.
+
+Also with StreamingLLM: at each token the keys that are left in the cache are rotated anew, to where
+they stand in it (their rounded values, turned back first).
 """
 
 import json
@@ -15,6 +18,7 @@ import struct
 import numpy as np
 
 OUT = pathlib.Path(__file__).parent / "llama"
+SINKS, WINDOW = 4, 60
 HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, DIM, VOCAB, TOKENS = 32, 64, 2, 4, 2, 16, 48, 300
 EPS, THETA = 1e-5, 10000.0
 SCALING = {
@@ -71,11 +75,32 @@ def norm(x, weight):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * weight
 
 
-def rotate(x):
-    angles = np.arange(x.shape[0])[:, None, None] * frequencies()
+def rotate(x, positions=None):
+    positions = np.arange(x.shape[0]) if positions is None else positions
+    angles = positions[:, None, None] * frequencies()
     cos, sin = np.cos(angles), np.sin(angles)
     a, b = x[..., : DIM // 2], x[..., DIM // 2 :]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def softmax(scores):
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def streaming_attention(x, w, at):
+    project = lambda name, heads: (x @ w[at + f"self_attn.{name}"].T).reshape(-1, heads, DIM)
+    q, k, v = project("q_proj", HEADS), project("k_proj", KV_HEADS), project("v_proj", KV_HEADS)
+    k, v = rotate(bf16(rotate(k)), -np.arange(len(x))), bf16(v)
+    k, v = (np.repeat(z, HEADS // KV_HEADS, axis=1) for z in (k, v))
+    rows = []
+    for t in range(len(x)):
+        cache = [i for i in range(t + 1) if i < SINKS or i > t - WINDOW]
+        places = np.arange(len(cache))
+        keys, query = rotate(k[cache], places), rotate(q[t : t + 1], places[-1:])
+        p = softmax(np.einsum("qhd,khd->hqk", query, keys) / math.sqrt(DIM))
+        rows.append(np.einsum("hqk,khd->qhd", p, v[cache]).reshape(-1))
+    return np.array(rows) @ w[at + "self_attn.o_proj"].T
 
 
 def attention(x, w, at):
@@ -85,12 +110,10 @@ def attention(x, w, at):
     k, v = (np.repeat(z, HEADS // KV_HEADS, axis=1) for z in (k, v))
     scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(DIM)
     scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    return np.einsum("hqk,khd->qhd", p, v).reshape(len(x), -1) @ w[at + "self_attn.o_proj"].T
+    return np.einsum("hqk,khd->qhd", softmax(scores), v).reshape(len(x), -1) @ w[at + "self_attn.o_proj"].T
 
 
-def logits(w, tokens):
+def logits(w, tokens, attention=attention):
     x = w["model.embed_tokens"][tokens]
     for i in range(LAYERS):
         at = f"model.layers.{i}."
@@ -129,6 +152,11 @@ def main():
     result = logits(weights, tokens)
     rows = [0, 1, 2, 17, 100, 255, 256, 257, TOKENS - 1]
     golden = {"tokens": tokens.tolist(), "logits": {r: result[r].round(6).tolist() for r in rows}}
+    result = logits(weights, tokens, streaming_attention)
+    rows = [SINKS + WINDOW - 1, SINKS + WINDOW, 100, 255, 256, 270, TOKENS - 1]
+    golden["streaming"] = {
+        "sinks": SINKS, "window": WINDOW, "logits": {r: result[r].round(6).tolist() for r in rows}
+    }
     (OUT / "golden.json").write_text(json.dumps(golden) + "\n")
 
 

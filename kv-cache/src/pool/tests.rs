@@ -132,7 +132,7 @@ fn depth_outweighs_a_little_recency_but_not_much() {
 }
 
 #[test]
-fn a_parent_is_held_by_its_held_child() {
+fn a_parent_without_holders_goes_when_nothing_else_can() {
     let mut pool = BlockPool::new(3, BLOCK);
     let first = publish(&mut pool, &[1]);
     let (tokens, hashes) = prompt(BLOCK, &[1, 2]);
@@ -143,10 +143,29 @@ fn a_parent_is_held_by_its_held_child() {
     assert_eq!((pool.available(), pool.used()), (1, 2));
     let child = pool.insert(hashes[1], Some(hashes[0]), &tokens[BLOCK..], own[1]);
     assert_eq!(child, Inserted::Published);
-    assert_eq!((pool.available(), pool.used()), (0, 2));
+    // The first block is cached before one that is used, and found as long as it can be.
+    assert_eq!((pool.available(), pool.used(), pool.peek(&hashes)), (1, 2, 2));
+    pool.drain_events();
+    assert_eq!(pool.alloc(1).unwrap(), first);
+    let removed = [1, 0].map(|at| BlockEvent::Removed { hash: hashes[at] });
+    assert_eq!((pool.drain_events(), pool.peek(&hashes)), (removed.to_vec(), 0));
     pool.release(own[1]);
-    assert_eq!((pool.available(), pool.used()), (2, 1));
-    assert_eq!(pool.alloc(2).unwrap(), [own[1], first[0]]);
+    assert_eq!((pool.available(), pool.stats().free_blocks), (1, 1));
+}
+
+#[test]
+fn a_chain_before_used_blocks_is_evicted_from_its_end() {
+    let mut pool = BlockPool::new(5, BLOCK);
+    let chain = publish(&mut pool, &[1, 2, 3, 4, 5]);
+    chain[..3].iter().rev().for_each(|&block| pool.release(block));
+    assert_eq!((pool.available(), pool.used(), pool.stats().cached_blocks), (3, 2, 3));
+    let (_, hashes) = prompt(BLOCK, &[1, 2, 3, 4, 5]);
+    for left in [2, 1, 0] {
+        assert_eq!(pool.alloc(1).unwrap(), [chain[left]]);
+        assert_eq!(pool.peek(&hashes), left);
+    }
+    assert_eq!(pool.references(chain[4]), 1);
+    assert!(pool.alloc(1).is_err());
 }
 
 #[test]

@@ -32,6 +32,12 @@ enum Op {
         at: usize,
         keep_percent: usize,
     },
+    /// Gives blocks back between the first tokens and a window of the last.
+    Forget {
+        at: usize,
+        keep_tokens: usize,
+        window_tokens: usize,
+    },
     Release {
         at: usize,
     },
@@ -55,6 +61,9 @@ fn op() -> impl Strategy<Value = Op> {
         2 => at.clone().prop_map(|at| Op::Fork { at }),
         2 => (at.clone(), 0_usize..100)
             .prop_map(|(at, keep_percent)| Op::Truncate { at, keep_percent }),
+        3 => (at.clone(), 0_usize..20, 0_usize..40).prop_map(|(at, keep_tokens, window_tokens)| {
+            Op::Forget { at, keep_tokens, window_tokens }
+        }),
         3 => at.clone().prop_map(|at| Op::Release { at }),
         2 => (at.clone(), 0_usize..4).prop_map(|(at, block)| Op::Pin { at, block }),
         2 => at.prop_map(|at| Op::Unpin { at }),
@@ -65,6 +74,8 @@ fn op() -> impl Strategy<Value = Op> {
 struct Sequence {
     table: BlockTable,
     tokens: Vec<TokenId>,
+    /// What it has said that it will not read again.
+    unseen: Range<usize>,
 }
 
 struct World {
@@ -103,26 +114,36 @@ impl World {
             _ if count == 0 => {}
             Op::Decode { at, token } => self.write(at % count, &[token]),
             Op::Publish { at } => {
-                let Sequence { table, tokens } = &mut self.sequences[at % count];
+                let Sequence { table, tokens, .. } = &mut self.sequences[at % count];
                 let hashes = prefix_hashes(&self.key, tokens);
                 table.publish(&mut self.pool, &hashes, tokens);
             }
             Op::Fork { at } => {
-                let Sequence { table, tokens } = &self.sequences[at % count];
-                let (table, tokens) = (table.fork(&mut self.pool), tokens.clone());
-                self.sequences.push(Sequence { table, tokens });
+                let Sequence { table, tokens, unseen } = &self.sequences[at % count];
+                let (tokens, unseen) = (tokens.clone(), unseen.clone());
+                let table = table.fork(&mut self.pool);
+                self.sequences.push(Sequence { table, tokens, unseen });
             }
             Op::Truncate { at, keep_percent } => {
-                let Sequence { table, tokens } = &mut self.sequences[at % count];
-                tokens.truncate(tokens.len() * keep_percent / 100);
+                let Sequence { table, tokens, unseen } = &mut self.sequences[at % count];
+                tokens.truncate((tokens.len() * keep_percent / 100).max(unseen.end));
                 table.truncate(&mut self.pool, tokens.len());
+            }
+            Op::Forget { at, keep_tokens, window_tokens } => {
+                let Sequence { table, tokens, unseen } = &mut self.sequences[at % count];
+                let first = if unseen.end == 0 { keep_tokens } else { unseen.start };
+                let end = tokens.len().saturating_sub(window_tokens);
+                if end > first.max(unseen.end) {
+                    *unseen = first..end;
+                    table.forget(&mut self.pool, first..end);
+                }
             }
             Op::Release { at } => {
                 self.sequences.swap_remove(at % count).table.release(&mut self.pool);
             }
             Op::Pin { at, block } => {
                 let blocks = self.sequences[at % count].table.blocks();
-                if let Some(&block) = blocks.get(block) {
+                if let Some(&block) = blocks.get(block).filter(|&&block| block != BlockId::NONE) {
                     self.pool.pin(block);
                     self.pinned.push(block);
                 }
@@ -146,7 +167,7 @@ impl World {
         }
         let table = BlockTable::from_cached(&self.pool, cached);
         let rest = tokens.split_off(table.len());
-        self.sequences.push(Sequence { table, tokens });
+        self.sequences.push(Sequence { table, tokens, unseen: 0..0 });
         let at = self.sequences.len() - 1;
         self.write(at, &rest);
     }
@@ -155,11 +176,11 @@ impl World {
     fn write(&mut self, at: usize, new: &[TokenId]) {
         let in_use = self.in_use();
         let Self { pool, memory, sequences, .. } = self;
-        let Sequence { table, tokens } = &mut sequences[at];
-        let had: HashSet<BlockId> = table.blocks().iter().copied().collect();
+        let Sequence { table, tokens, .. } = &mut sequences[at];
+        let had: HashSet<BlockId> = table.held().collect();
         let block_tokens = pool.block_tokens();
         if table.reserve(pool, tokens.len() + new.len()).is_err() {
-            assert!(pool.available() + table.blocks().len() < POOL_BLOCKS);
+            assert!(pool.available() + table.held().count() < POOL_BLOCKS);
             return;
         }
         for &token in new {
@@ -182,20 +203,24 @@ impl World {
     }
 
     fn in_use(&self) -> HashSet<BlockId> {
-        let referenced = self.sequences.iter().flat_map(|sequence| sequence.table.blocks());
-        referenced.chain(&self.pinned).copied().collect()
+        let referenced = self.sequences.iter().flat_map(|sequence| sequence.table.held());
+        referenced.chain(self.pinned.iter().copied()).collect()
     }
 
     fn check(&mut self) {
         let block_tokens = self.pool.block_tokens();
         let mut references: HashMap<BlockId, u32> = HashMap::new();
-        for Sequence { table, tokens } in &self.sequences {
+        for Sequence { table, tokens, unseen } in &self.sequences {
             assert_eq!(table.len(), tokens.len());
-            for (position, &token) in tokens.iter().enumerate() {
+            let seen = |position: &usize| !unseen.contains(position);
+            for position in (0..tokens.len()).filter(seen) {
+                let token = tokens[position];
                 let block = table.blocks()[position / block_tokens].0 as usize;
                 assert_eq!(self.memory[block][position % block_tokens], token, "overwritten");
             }
-            table.blocks().iter().for_each(|&block| *references.entry(block).or_default() += 1);
+            let whole = unseen.start.div_ceil(block_tokens)..unseen.end / block_tokens;
+            assert_eq!(table.held().count(), table.blocks().len() - whole.len());
+            table.held().for_each(|block| *references.entry(block).or_default() += 1);
         }
         for block in (0..POOL_BLOCKS as u32).map(BlockId) {
             let expected = references.get(&block).copied().unwrap_or(0);
@@ -306,4 +331,24 @@ fn a_duplicate_gives_way_to_the_older_block() {
     assert_eq!(pool.used(), 4);
     tables.iter_mut().for_each(|table| table.release(&mut pool));
     assert_eq!((pool.used(), pool.stats().cached_blocks), (0, 2));
+}
+
+#[test]
+fn a_reservation_leaves_out_what_is_never_seen() {
+    let (mut pool, tokens, hashes) = pool_and_tokens(100);
+    let mut table = BlockTable::new(&pool);
+    assert!(table.reserve_around(&mut pool, 4..4, 13 * 16).is_err());
+    table.reserve_around(&mut pool, 20..83, 100).unwrap();
+    assert_eq!((table.blocks().len(), table.held().count()), (7, 4));
+    assert_eq!(table.blocks()[2..5], [BlockId::NONE; 3]);
+    table.append(100);
+    // Nothing behind the first gap can be found by others.
+    assert_eq!(table.publish(&mut pool, &hashes, &tokens), 2);
+    let mut other = table.fork(&mut pool);
+    other.forget(&mut pool, 20..96);
+    assert_eq!((other.held().count(), table.held().count(), pool.used()), (3, 4, 4));
+    other.truncate(&mut pool, 97);
+    table.release(&mut pool);
+    other.release(&mut pool);
+    assert_eq!((pool.used(), pool.available()), (0, POOL_BLOCKS));
 }

@@ -12,6 +12,7 @@ fn grant() -> Grant {
         sender_incarnation: Incarnation(6),
         tokens: 100,
         cached_tokens: 16,
+        unseen: 20..40,
         layout: WireLayout { layers: 2, kv_heads: 3, head_dim: 4, dtype: KvDtype::F16 },
         fingerprint: ModelFingerprint([3; 32]),
         numerics: NumericsVersion("n/kv-f16".into()),
@@ -36,6 +37,12 @@ fn more_cached_than_there_is_cannot_be_read() {
     let bytes = minter.mint(&Grant { cached_tokens: 101, ..grant() }, 0);
     let error = DecodeError::Value { field: "cached_tokens", value: 101 };
     assert_eq!(Grant::read(&bytes), Err(GrantError::Decode(error)));
+    for unseen in [Range { start: 4, end: 3 }, 20..101] {
+        let value = unseen.end.into();
+        let bytes = minter.mint(&Grant { unseen, ..grant() }, 0);
+        let error = DecodeError::Value { field: "unseen", value };
+        assert_eq!(Grant::read(&bytes), Err(GrantError::Decode(error)));
+    }
 }
 
 proptest! {

@@ -139,8 +139,9 @@ impl Dispatch {
         // As the nodes hash: their numerics version names the precision of their KV.
         let dtype = model.numerics.kv_dtype().unwrap_or_default();
         let key = HashKey::new(&model.fingerprint, &model.numerics, dtype, &request.tenant_salt);
+        let cacheable = request.prompt.len().min(request.cacheable_tokens());
         Self {
-            hashes: prefix_hashes(&key, &request.prompt),
+            hashes: prefix_hashes(&key, &request.prompt[..cacheable]),
             sequencer: Sequencer::new(request.choices),
             deadline: arrived + Duration::from_millis(request.deadline_ms),
             trail: Trail::new(arrived, &request, &model.spec.name),
@@ -208,11 +209,13 @@ impl Dispatch {
 
     fn plan_request(&self) -> PlanRequest {
         let prompt_tokens = self.request.prompt.len();
+        // With streaming attention no more is held at once than can be cached.
+        let held = prompt_tokens.min(self.request.cacheable_tokens());
         PlanRequest {
             fingerprint: self.model.fingerprint,
             numerics: self.model.numerics.clone(),
             prompt_tokens,
-            reserve_tokens: prompt_tokens + 16 * usize::from(self.request.choices),
+            reserve_tokens: held + 16 * usize::from(self.request.choices),
             local_prefill_max_tokens: self.router.config.local_prefill_max_tokens,
             excluded: self.excluded.clone(),
             ignores_cache: self.request.prompt_logprobs.is_some() && !self.has_prompt_logprobs,

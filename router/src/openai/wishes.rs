@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use baton_types::{Error, TokenId};
+use baton_types::{Error, StreamingAttention, TokenId};
 use serde::Deserialize;
 use serde_json::{Number, Value};
 
@@ -17,6 +17,14 @@ struct StreamOptions {
     /// Padding against traffic analysis, which Baton never adds.
     #[serde(default, rename = "include_obfuscation")]
     _include_obfuscation: bool,
+}
+
+/// An extension of Baton's; both fields are needed.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamingField {
+    sinks: u32,
+    window: u32,
 }
 
 /// How the answer travels.
@@ -50,6 +58,9 @@ pub(super) fn take(fields: &mut Fields) -> Result<(Wishes, Delivery), Error> {
         logprobs: None,
         prompt_logprobs: None,
         deadline_ms: fields.take("deadline_ms")?,
+        streaming_attention: fields
+            .take("streaming_attention")?
+            .map(|StreamingField { sinks, window }| StreamingAttention { sinks, window }),
     };
     let stream = fields.take("stream")?.unwrap_or(false);
     let options: Option<StreamOptions> = fields.take("stream_options")?;

@@ -159,7 +159,9 @@ impl Backend for Ledger {
             let end = span.first_position + span.tokens.len();
             for last in end - rows..end {
                 let read = |at| self.pages.get(at % LAYERS, span.blocks, at) - (at % LAYERS) as u32;
-                self.logits.extend(logits_after((0..=last).map(read)));
+                let unseen = span.streaming.map_or(0..0, |streaming| streaming.unseen(last));
+                let seen = (0..=last).filter(|at| !unseen.contains(at));
+                self.logits.extend(logits_after(seen.map(read)));
             }
         }
         Ok(&self.logits)

@@ -1,9 +1,13 @@
 mod ledger;
+mod streaming;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use baton_types::{FinishReason, SamplingParams, StopParams, TokenId, TokenLogprobs};
+use baton_types::{
+    FinishReason, SamplingParams, StopParams, StreamingAttention, TokenId, TokenLogprobs,
+    TokenOutput,
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -79,6 +83,7 @@ fn request(id: u8, prompt: Vec<TokenId>, max_tokens: u32, choices: u16) -> Gener
         choices,
         logprobs: None,
         prompt_logprobs: None,
+        streaming_attention: None,
         tenant_salt: vec![],
         deadline_ms: 3_600_000,
     }
@@ -92,9 +97,12 @@ fn prompt(length: usize, salt: u32) -> Vec<TokenId> {
 fn expected(request: &GenerateRequest, choice: u16) -> Vec<TokenId> {
     let mut answer = Vec::new();
     for _ in 0..request.stop.max_tokens {
-        let tokens = request.prompt.iter().chain(&answer).copied();
+        let tokens: Vec<TokenId> = request.prompt.iter().chain(&answer).copied().collect();
         let state = SamplerState::replay(request, choice, &answer);
-        let logits = logits_after(tokens);
+        let streaming = request.streaming_attention;
+        let unseen = streaming.map_or(0..0, |streaming| streaming.unseen(tokens.len() - 1));
+        let seen = (0..tokens.len()).filter(|at| !unseen.contains(at));
+        let logits = logits_after(seen.map(|at| tokens[at]));
         answer.push(state.draw(&logits, &request.sampling, &[], &mut Scratch::default()).unwrap());
     }
     answer
@@ -362,7 +370,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn any_mix_of_requests_answers_by_the_specification(
-        shapes in prop::collection::vec((1_usize..90, 1_u32..40, 1_u16..4, 0_u32..3), 1..8),
+        shapes in prop::collection::vec(
+            (1_usize..90, 1_u32..40, 1_u16..4, 0_u32..3, prop::option::of((0_u32..20, 1_u32..50))),
+            1..8
+        ),
         blocks in 24_usize..60,
         wide in any::<bool>(),
         cancel in prop::collection::vec(0_usize..8, 0..3),
@@ -371,8 +382,10 @@ proptest! {
         let requests: Vec<_> = shapes
             .iter()
             .enumerate()
-            .map(|(at, &(length, max_tokens, choices, salt))| {
-                request(at as u8, prompt(length, salt), max_tokens, choices)
+            .map(|(at, &(length, max_tokens, choices, salt, streaming))| GenerateRequest {
+                streaming_attention: streaming
+                    .map(|(sinks, window)| StreamingAttention { sinks, window }),
+                ..request(at as u8, prompt(length, salt), max_tokens, choices)
             })
             .collect();
         let inboxes: Vec<_> = requests.iter().map(|r| submit(&mut engine, r)).collect();

@@ -3,10 +3,10 @@
 use baton_types::{KvDtype, ModelSpec};
 
 use super::super::CpuBackend;
-use super::super::batch::{Batch, QueryTile, TILE_ROWS, Unit, Work, first_key};
+use super::super::batch::{Batch, QueryTile, Row, TILE_ROWS, Unit, Work};
 use super::super::buffers::AttentionScratch;
 use super::super::pages::SharedPages;
-use crate::kernels::attention::{CHUNK_TILES, CHUNK_TOKENS, Chunk, Partial, TILE_TOKENS};
+use crate::kernels::attention::{CHUNK_TILES, Chunk, Partial, TILE_TOKENS};
 use crate::kernels::dispatch::{Merge, NormHeads, Rotate};
 use crate::kernels::hadamard;
 use crate::memory::Parts;
@@ -33,7 +33,9 @@ struct AttentionKernels {
 
 impl CpuBackend {
     /// Adds Q's, K's and V's bias, normalises the heads of Q and K, rotates them in place (Q scaled
-    /// for a softmax in base 2), and stores K and V.
+    /// for a softmax in base 2), and stores K and V. Where a token sees sinks apart from its
+    /// window, its queries of these are rotated to where it stands behind them, and wait in
+    /// `attended`, whose place in a row they have, until attention is done with them.
     pub(super) fn rotate_and_store(&mut self, batch: &Batch<'_>, layer: usize) {
         let Self { model, weights, ropes, kernels, pool, pages, buffers, .. } = self;
         let (spec, weights) = (model.spec(), &weights.layers[layer]);
@@ -48,10 +50,11 @@ impl CpuBackend {
         ];
         let is_spread = is_spread(pages.layout().dtype);
         let (qkv, pages) = (buffers.qkv.parts(), pages.shared());
+        let sink_queries = buffers.attended.parts();
         let threads = pool.threads();
         pool.run_rows(batch.rows.len(), &|thread| {
             for row in share(batch.rows.len(), threads, thread) {
-                let (position, span) = (batch.rows[row].position, batch.rows[row].span);
+                let &Row { position, span, streaming, .. } = &batch.rows[row];
                 let start = row * columns.stride;
                 // SAFETY: each row belongs to one thread.
                 let qkv = unsafe { qkv.of_mut(start..start + columns.stride) };
@@ -65,7 +68,21 @@ impl CpuBackend {
                         // SAFETY: the kernels exist on this processor.
                         unsafe { (kernels.norm_heads)(&mut NormHeads { heads, weight, eps }) };
                     }
-                    let mut job = Rotate { table, position, heads, head_dim, scale };
+                    if let Some(streaming) = streaming.filter(|_| first == 0) {
+                        let start = row * query_width;
+                        // SAFETY: each row belongs to one thread.
+                        let sinks = unsafe { sink_queries.of_mut(start..start + query_width) };
+                        sinks.copy_from_slice(heads);
+                        let angles = table.held_angles(streaming.cache_tokens() - 1);
+                        let mut job = Rotate { angles, heads: sinks, head_dim, scale };
+                        // SAFETY: the kernels exist on this processor.
+                        unsafe { (kernels.rotate)(&mut job) };
+                        if is_spread {
+                            sinks.chunks_exact_mut(head_dim).for_each(hadamard::rotate);
+                        }
+                    }
+                    let angles = table.angles(position, row);
+                    let mut job = Rotate { angles, heads, head_dim, scale };
                     // SAFETY: the kernels exist on this processor.
                     unsafe { (kernels.rotate)(&mut job) };
                 }
@@ -123,9 +140,15 @@ impl CpuBackend {
             while let Some(piece) = pieces.take() {
                 let unit = &work.units[piece.start];
                 let tile = &batch.tiles[unit.tile];
-                // SAFETY: queries are only read in this stage, and no page is written.
+                // SAFETY: queries are only read in this stage, those of sinks by the unit alone
+                // that overwrites them; and no page is written.
                 unsafe {
-                    load_queries(shapes, tile, unit.head, queries, scratch);
+                    let all = (queries, shapes.query_stride);
+                    load_queries(shapes, tile, unit.head, all, &mut scratch.queries);
+                    if tile.streaming.is_some() {
+                        let all = (out, shapes.out_stride);
+                        load_queries(shapes, tile, unit.head, all, &mut scratch.sink_queries);
+                    }
                     attend_unit(kernels, shapes, batch, layer, (unit, work.window), pages, scratch);
                 }
                 if work.is_split {
@@ -159,7 +182,7 @@ fn shapes(spec: &ModelSpec, query_stride: usize, dtype: KvDtype) -> Shapes {
     }
 }
 
-/// Gathers the tile's queries of one KV head, token by token, and what each may see.
+/// Gathers the tile's queries of one KV head, token by token, from rows with a stride.
 ///
 /// # Safety
 /// Nobody writes the queries.
@@ -167,15 +190,15 @@ unsafe fn load_queries(
     shapes: Shapes,
     tile: &QueryTile,
     head: usize,
-    queries: Parts<'_, f32>,
-    scratch: &mut AttentionScratch,
+    (queries, stride): (Parts<'_, f32>, usize),
+    out: &mut [f32],
 ) {
     let width = shapes.group * shapes.head_dim;
     for (i, row) in tile.rows.clone().enumerate() {
-        let start = row * shapes.query_stride + head * width;
+        let start = row * stride + head * width;
         // SAFETY: the caller's promise.
         let from = unsafe { queries.of(start..start + width) };
-        scratch.queries[i * width..(i + 1) * width].copy_from_slice(from);
+        out[i * width..(i + 1) * width].copy_from_slice(from);
     }
 }
 
@@ -195,26 +218,29 @@ unsafe fn attend_unit(
     let tile = &batch.tiles[unit.tile];
     let rows = tile.rows.len() * shapes.group;
     let last = tile.position + tile.rows.len() - 1;
-    for chunk in unit.chunks.clone() {
-        let first = chunk * CHUNK_TOKENS;
+    for at in unit.chunks.clone() {
+        let chunk = tile.chunk(at, window);
         scratch.from.clear();
         scratch.visible.clear();
         for position in tile.position..=last {
-            let from = first_key(position, window).saturating_sub(first) as u32;
-            let visible = (position + 1 - first).min(CHUNK_TOKENS) as u32;
-            scratch.from.extend(std::iter::repeat_n(from, shapes.group));
-            scratch.visible.extend(std::iter::repeat_n(visible, shapes.group));
+            let keys = tile.keys(position, chunk, window);
+            let (from, visible) = (keys.start - chunk.first, keys.end - chunk.first);
+            scratch.from.extend(std::iter::repeat_n(from as u32, shapes.group));
+            scratch.visible.extend(std::iter::repeat_n(visible as u32, shapes.group));
         }
+        // Pages before the first key that is seen may be gone, and none is behind the last.
+        let seen = tile.keys(tile.position, chunk, window).start;
+        let seen = seen..tile.keys(last, chunk, window).end;
         let mut tiles = [std::ptr::null(); CHUNK_TILES];
-        for (t, tile) in tiles.iter_mut().enumerate() {
-            let position = (first + t * TILE_TOKENS).min(last);
-            *tile =
-                pages.tile(layer, batch.blocks[batch.tiles[unit.tile].span], unit.head, position);
+        for (t, pointer) in tiles.iter_mut().enumerate() {
+            let position = (chunk.first + t * TILE_TOKENS).clamp(seen.start, seen.end - 1);
+            *pointer = pages.tile(layer, batch.blocks[tile.span], unit.head, position);
         }
-        let is_first = chunk == unit.chunks.start;
+        let is_first = at == unit.chunks.start;
+        let queries = if chunk.is_sinks { &scratch.sink_queries } else { &scratch.queries };
         let mut job = Chunk {
             dim: shapes.head_dim,
-            queries: &scratch.queries,
+            queries,
             from: &scratch.from,
             visible: &scratch.visible,
             tiles,
@@ -275,7 +301,7 @@ fn merge_units(
         let unit = &work.units[first];
         let tile = &batch.tiles[unit.tile];
         let rows = tile.rows.len() * shapes.group;
-        let chunks = tile.chunks(work.window).len();
+        let chunks = tile.chunks(work.window);
         let (state, later) = partials[first..first + chunks].split_at_mut(1);
         for later in later {
             let state = &mut state[0];

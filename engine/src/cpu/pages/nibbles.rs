@@ -1,6 +1,7 @@
-//! Pages whose elements are halves of bytes. K `[dim / 8][token][4]`, the low halves being the first
-//! four dimensions of eight; V `[token][dim / 16][8]`, the low halves being the first eight of
-//! sixteen. So no byte belongs to two tokens. On the wire element `2 i` is the low half of byte `i`.
+//! Pages whose elements are halves of bytes. K `[dim / 8][token][4]`, the low halves being the
+//! first four dimensions of eight; V `[token][dim / 16][8]`, the low halves being the first eight
+//! of sixteen. So no byte belongs to two tokens. On the wire element `2 i` is the low half of byte
+//! `i`.
 
 use super::{KvSpan, Pages, SharedPages, Slot};
 use crate::kernels::attention::TILE_TOKENS;

@@ -124,8 +124,8 @@ impl TileFormat for Bf16 {
     }
 }
 
-/// Elements of `BITS` bits, all unsigned in K: bytes plus 128, halves of bytes plus 8. Four bytes of
-/// a token lie in each 32-bit lane. Then one f16 scale for each token, of K and of V.
+/// Elements of `BITS` bits, unsigned in K: bytes plus 128, halves of bytes plus 8. Four bytes of a
+/// token lie in each 32-bit lane. Then one f16 scale for each token, of K and of V.
 ///
 /// Bytes: K `[dim / 4][token][4]`; V `[token][dim]`, signed. Halves: K `[dim / 8][token][4]`, low
 /// halves the first four dimensions of eight; V `[token][dim / 16][8]`, low halves the first eight

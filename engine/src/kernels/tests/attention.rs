@@ -10,7 +10,7 @@ use crate::kernels::dispatch::{Kernels, Merge};
 use crate::kernels::numerics::{bf16_round, bf16_widen, f16_round, f16_widen};
 
 /// K and V of 256 tokens in tiles, and as numbers.
-struct Keys {
+pub(super) struct Keys {
     dim: usize,
     dtype: KvDtype,
     tiles: Vec<Vec<[u32; 16]>>,
@@ -27,6 +27,11 @@ impl Keys {
         };
         let k: Vec<f32> = (0..CHUNK_TOKENS * dim).map(&mut number).collect();
         let v: Vec<f32> = (0..CHUNK_TOKENS * dim).map(&mut number).collect();
+        Self::bf16(dim, k, v)
+    }
+
+    /// Of numbers that are bfloat16.
+    pub(super) fn bf16(dim: usize, k: Vec<f32>, v: Vec<f32>) -> Self {
         let word = |low: f32, high: f32| u32::from(bf16_round(low)) | (high.to_bits() & !0xffff);
         let tile = |t: usize| {
             let mut words = Vec::new();
@@ -98,7 +103,13 @@ impl Keys {
         query.iter().map(|q| (q * (127.0 / max)).round_ties_even() * (max / 127.0)).collect()
     }
 
-    fn attend(&self, kernels: &Kernels, queries: &[f32], from: &[u32], visible: &[u32]) -> Partial {
+    pub(super) fn attend(
+        &self,
+        kernels: &Kernels,
+        queries: &[f32],
+        from: &[u32],
+        visible: &[u32],
+    ) -> Partial {
         let rows = visible.len();
         let mut out = Partial::new(rows, self.dim);
         let mut scores = vec![f32::NAN; rows * CHUNK_TOKENS];

@@ -78,15 +78,24 @@ fn rotation_agrees_and_is_right() {
     for (dim, head_dim) in [(64, 64), (16, 16), (32, 48)] {
         let spec = RopeSpec { dim, theta: 10_000.0, scaling: RopeScaling::None };
         let table = RopeTable::new(&spec, 2000);
+        let mut short = RopeTable::new(&spec, 1234);
+        short.prepare([3, 1233, 1234, 4321].into_iter());
         let x = random.numbers(3 * head_dim);
         let mut results = Vec::new();
         for kernels in kernels() {
             let mut heads = x.clone();
-            let mut job =
-                Rotate { table: &table, position: 1234, heads: &mut heads, head_dim, scale: 0.5 };
+            let angles = table.angles(1234, 0);
+            let mut job = Rotate { angles, heads: &mut heads, head_dim, scale: 0.5 };
             // SAFETY: the instructions are available.
             unsafe { (kernels.rotate)(&mut job) };
             results.push(bits(&heads));
+            // Angles of the step are those of a longer table.
+            let mut again = x.clone();
+            let angles = short.angles(1234, 2);
+            let mut job = Rotate { angles, heads: &mut again, head_dim, scale: 0.5 };
+            // SAFETY: the instructions are available.
+            unsafe { (kernels.rotate)(&mut job) };
+            results.push(bits(&again));
             for i in 0..dim / 2 {
                 let angle = 1234.0 / libm::pow(10_000.0, 2.0 * i as f64 / dim as f64);
                 let (a, b) = (f64::from(x[i]), f64::from(x[i + dim / 2]));

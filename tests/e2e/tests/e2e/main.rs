@@ -9,4 +9,5 @@ mod malformed_grpc;
 mod malformed_http;
 mod overload;
 mod refuses_to_start;
+mod streaming;
 mod transfer_hidden;
