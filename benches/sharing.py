@@ -105,6 +105,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=1000, help="of the stream")
     parser.add_argument("--words", type=int, default=200, help="times five: length of a prompt")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=pathlib.Path, help="folder of sharing.json")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rounds = []
@@ -133,6 +134,9 @@ def main():
             mark = "" if report[phase]["kept"] >= KEPT else "  below its floor"
             print(f"{phase:<7} {alone:>7.0f} t/s alone, keeps {report[phase]['kept']:.0%} beside the "
                   f"other ({min(kept):.0%}–{max(kept):.0%}; floor {KEPT:.0%}){mark}")
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "sharing.json").write_text(json.dumps(report, indent=1) + "\n")
     if options.json:
         print(json.dumps(report))
 
