@@ -1,10 +1,14 @@
-//! Large buffers: page-aligned, zeroed, on huge pages where the system has them.
+//! Large buffers: page-aligned, zeroed, on huge pages where the system has them; and mapped files.
+
+mod map;
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(crate) use map::FileMap;
+
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Element types for which all-zero bytes are a value.
 ///

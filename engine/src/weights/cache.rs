@@ -1,0 +1,106 @@
+//! Weights from the packed file, which is written if there is none.
+//!
+//! Whatever is wrong with files and folders, the weights come: packed in memory at last. What was
+//! wrong is told to the observer.
+
+mod file;
+mod places;
+mod temporary;
+
+use std::convert::Infallible;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use baton_model_files::ModelFile;
+
+use super::{PackedMatrix, Weights};
+use crate::cpu::CpuError;
+use crate::load::{LoadEvent, LoadObserver, LoadProgress, LoadStage, WeightsCache};
+use crate::memory::FileMap;
+use crate::packed_file::PackedPlan;
+use file::Found;
+
+/// What loads weights.
+#[derive(Clone, Copy)]
+pub(crate) struct Loader<'a> {
+    pub(crate) model: &'a ModelFile,
+    pub(crate) threads: usize,
+    pub(crate) observer: &'a dyn LoadObserver,
+}
+
+impl Loader<'_> {
+    /// # Errors
+    /// When there is no memory.
+    pub(crate) fn load(&self, cache: &WeightsCache) -> Result<Weights, CpuError> {
+        let plan = PackedPlan::of(self.model);
+        let places = places::of(cache, self.model);
+        for path in &places {
+            if let Some(map) = self.open(path, &plan) {
+                return Ok(self.mapped(path, map, &plan, true));
+            }
+        }
+        for path in &places {
+            match self.write(path, &plan) {
+                Ok(map) => return Ok(self.mapped(path, map, &plan, false)),
+                Err(error) => self.not_written(path, &error),
+            }
+        }
+        if !places.is_empty() {
+            self.observer.event(&LoadEvent::InMemory);
+        }
+        self.pack(&plan)
+    }
+
+    fn open(&self, path: &Path, plan: &PackedPlan) -> Option<FileMap> {
+        match self.find(path, plan) {
+            Ok(Found::Nothing) => None,
+            Ok(Found::Fits { map, is_stamped }) => {
+                // Without a stamp every start reads the whole model: worth a copy.
+                if !is_stamped && let Err(error) = self.write_stamp(path, &map, plan) {
+                    self.not_written(path, &error);
+                }
+                Some(map)
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                self.observer.event(&LoadEvent::Refused { path: path.to_owned(), reason });
+                None
+            }
+        }
+    }
+
+    fn not_written(&self, path: &Path, error: &io::Error) {
+        let (path, reason) = (path.to_owned(), error.to_string());
+        self.observer.event(&LoadEvent::NotWritten { path, reason });
+    }
+
+    fn mapped(&self, path: &Path, map: FileMap, plan: &PackedPlan, was_there: bool) -> Weights {
+        let (path, bytes) = (path.to_owned(), map.len() as u64);
+        self.observer.event(&LoadEvent::Mapped { path, bytes, was_there });
+        let map = Arc::new(map);
+        let mut places = plan.matrices();
+        let Ok(weights) = Weights::load(self.model, &mut |recipe| {
+            let (shape, start) = places.next().expect("the plan lists every matrix");
+            assert_eq!(shape, recipe.shape(), "the plan was made from this model");
+            Ok::<_, Infallible>(PackedMatrix::mapped(Arc::clone(&map), start, shape))
+        });
+        weights
+    }
+
+    /// Into this process's own memory.
+    fn pack(&self, plan: &PackedPlan) -> Result<Weights, CpuError> {
+        let mut done = 0;
+        Weights::load(self.model, &mut |recipe| {
+            let matrix = recipe.pack(self.threads).map_err(CpuError::Memory)?;
+            done += matrix.bytes();
+            self.progress(LoadStage::Packing, done, plan);
+            Ok(matrix)
+        })
+    }
+
+    fn progress(&self, stage: LoadStage, done_bytes: usize, plan: &PackedPlan) {
+        let (done_bytes, total_bytes) = (done_bytes as u64, plan.file_bytes() as u64);
+        self.observer.progress(LoadProgress { stage, done_bytes, total_bytes });
+    }
+}
