@@ -14,10 +14,11 @@ use std::sync::Arc;
 
 use baton_model_files::ModelFile;
 
+use super::matrix::Bytes;
 use super::{PackedMatrix, Weights};
 use crate::cpu::CpuError;
 use crate::load::{LoadEvent, LoadObserver, LoadProgress, LoadStage, WeightsCache};
-use crate::memory::FileMap;
+use crate::memory::{Buffer, FileMap};
 use crate::packed_file::PackedPlan;
 use file::Found;
 
@@ -78,25 +79,34 @@ impl Loader<'_> {
     fn mapped(&self, path: &Path, map: FileMap, plan: &PackedPlan, was_there: bool) -> Weights {
         let (path, bytes) = (path.to_owned(), map.len() as u64);
         self.observer.event(&LoadEvent::Mapped { path, bytes, was_there });
-        let map = Arc::new(map);
+        self.within(Bytes::Mapped(map), plan)
+    }
+
+    /// Packs into this process's own memory, laid out as a file would be: in one piece, so that
+    /// huge pages hold many small matrices.
+    fn pack(&self, plan: &PackedPlan) -> Result<Weights, CpuError> {
+        let mut bytes = Buffer::zeroed(plan.file_bytes()).map_err(CpuError::Memory)?;
+        let mut places = plan.matrices();
+        let Ok(_) = Weights::load(self.model, &mut |recipe| {
+            let (shape, start) = places.next().expect("the plan lists every matrix");
+            let end = start + shape.bytes();
+            recipe.pack(&mut bytes[start..end], self.threads);
+            self.progress(LoadStage::Packing, end, plan);
+            Ok::<_, Infallible>(PackedMatrix::absent(shape))
+        });
+        Ok(self.within(Bytes::Owned(bytes), plan))
+    }
+
+    /// The matrices that lie in `bytes` as `plan` says.
+    fn within(&self, bytes: Bytes, plan: &PackedPlan) -> Weights {
+        let bytes = Arc::new(bytes);
         let mut places = plan.matrices();
         let Ok(weights) = Weights::load(self.model, &mut |recipe| {
             let (shape, start) = places.next().expect("the plan lists every matrix");
             assert_eq!(shape, recipe.shape(), "the plan was made from this model");
-            Ok::<_, Infallible>(PackedMatrix::mapped(Arc::clone(&map), start, shape))
+            Ok::<_, Infallible>(PackedMatrix::within(Arc::clone(&bytes), start, shape))
         });
         weights
-    }
-
-    /// Into this process's own memory.
-    fn pack(&self, plan: &PackedPlan) -> Result<Weights, CpuError> {
-        let mut done = 0;
-        Weights::load(self.model, &mut |recipe| {
-            let matrix = recipe.pack(self.threads).map_err(CpuError::Memory)?;
-            done += matrix.bytes();
-            self.progress(LoadStage::Packing, done, plan);
-            Ok(matrix)
-        })
     }
 
     fn progress(&self, stage: LoadStage, done_bytes: usize, plan: &PackedPlan) {

@@ -1,7 +1,8 @@
 //! One packed matrix, and how it is made.
 
+#[cfg(test)]
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use baton_model_files::{TensorDtype, TensorView};
@@ -65,25 +66,24 @@ impl<'a> Recipe<'a> {
         self.shape
     }
 
-    /// Packs on `threads` threads.
+    /// Packs into `out`, which holds as many zeros as the shape says, on `threads` threads.
     ///
-    /// # Errors
-    /// When there is no memory.
-    pub(crate) fn pack(&self, threads: usize) -> io::Result<PackedMatrix> {
-        let mut bytes = Buffer::zeroed(self.shape.bytes())?;
-        let out = bytes.parts();
-        let pack = |thread: usize, out: Parts<'_, u8>| {
+    /// # Panics
+    /// When `out` has another length.
+    pub(crate) fn pack(&self, out: &mut [u8], threads: usize) {
+        assert_eq!(out.len(), self.shape.bytes());
+        let out = Parts::new(out);
+        let pack = |thread: usize| {
             for panel in share(self.shape.panels, threads, thread) {
                 self.pack_panel(panel, out);
             }
         };
         std::thread::scope(|scope| {
             for thread in 1..threads {
-                scope.spawn(move || pack(thread, out));
+                scope.spawn(move || pack(thread));
             }
-            pack(0, out);
+            pack(0);
         });
-        Ok(PackedMatrix::new(Bytes::Owned(bytes), self.shape))
     }
 
     fn pack_panel(&self, panel: usize, out: Parts<'_, u8>) {
@@ -117,40 +117,50 @@ impl<'a> Recipe<'a> {
 
 /// A matrix in panels (see the module above).
 pub(crate) struct PackedMatrix {
-    bytes: Bytes,
+    bytes: Option<Arc<Bytes>>,
+    range: Range<usize>,
     shape: MatrixShape,
     panel_bytes: usize,
 }
 
-enum Bytes {
+/// Memory that holds packed matrices.
+pub(crate) enum Bytes {
     Owned(Buffer<u8>),
-    Mapped { map: Arc<FileMap>, range: Range<usize> },
-    Absent,
+    Mapped(FileMap),
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    #[inline(always)]
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            Self::Mapped(bytes) => bytes,
+        }
+    }
 }
 
 impl PackedMatrix {
-    fn new(bytes: Bytes, shape: MatrixShape) -> Self {
-        Self { bytes, shape, panel_bytes: panel_bytes(shape.format, shape.k) }
-    }
-
-    /// A matrix that lies in a file from `start` on.
+    /// The matrix that lies in `bytes` from `start` on.
     ///
     /// # Panics
-    /// When the file is too short, or `start` is no multiple of 64.
-    pub(crate) fn mapped(map: Arc<FileMap>, start: usize, shape: MatrixShape) -> Self {
+    /// When `bytes` end before it does, or `start` is no multiple of 64.
+    pub(crate) fn within(bytes: Arc<Bytes>, start: usize, shape: MatrixShape) -> Self {
         let range = start..start + shape.bytes();
-        assert!(range.end <= map.len() && start.is_multiple_of(64));
-        Self::new(Bytes::Mapped { map, range }, shape)
+        assert!(range.end <= bytes.len() && start.is_multiple_of(64));
+        let panel_bytes = panel_bytes(shape.format, shape.k);
+        Self { bytes: Some(bytes), range, shape, panel_bytes }
     }
 
     /// No panels: stands for a matrix while matrices are only listed.
     pub(crate) fn absent(shape: MatrixShape) -> Self {
-        Self::new(Bytes::Absent, MatrixShape { panels: 0, ..shape })
+        Self { bytes: None, range: 0..0, shape, panel_bytes: 0 }
     }
 
     #[cfg(test)]
     pub(crate) fn pack(parts: &[TensorView<'_>], threads: usize) -> io::Result<Self> {
-        Recipe::stacked(parts).pack(threads)
+        Self::alone(&Recipe::stacked(parts), threads)
     }
 
     #[cfg(test)]
@@ -159,7 +169,14 @@ impl PackedMatrix {
         lower: &TensorView<'_>,
         threads: usize,
     ) -> io::Result<Self> {
-        Recipe::paired(*upper, *lower).pack(threads)
+        Self::alone(&Recipe::paired(*upper, *lower), threads)
+    }
+
+    #[cfg(test)]
+    fn alone(recipe: &Recipe<'_>, threads: usize) -> io::Result<Self> {
+        let mut bytes = Buffer::zeroed(recipe.shape.bytes())?;
+        recipe.pack(&mut bytes, threads);
+        Ok(Self::within(Arc::new(Bytes::Owned(bytes)), 0, recipe.shape))
     }
 
     pub(crate) fn format(&self) -> TensorDtype {
@@ -182,11 +199,7 @@ impl PackedMatrix {
     /// All panels.
     #[inline(always)]
     pub(crate) fn as_slice(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Owned(bytes) => bytes,
-            Bytes::Mapped { map, range } => &map[range.clone()],
-            Bytes::Absent => &[],
-        }
+        self.bytes.as_ref().map_or(&[], |bytes| &bytes[self.range.clone()])
     }
 
     /// Bytes of one panel, aligned to 64.

@@ -10,7 +10,7 @@ use baton_model_files::{ContentHash, ModelFile};
 use super::Loader;
 use super::temporary::{Temporary, own_user};
 use crate::load::{LoadProgress, LoadStage};
-use crate::memory::FileMap;
+use crate::memory::{Buffer, FileMap};
 use crate::packed_file::{PackedFileError, PackedHead, PackedPlan, PackedWriter};
 use crate::weights::{PackedMatrix, Weights};
 
@@ -80,11 +80,15 @@ impl Loader<'_> {
             return Ok(map);
         }
         let mut writer = PackedWriter::new(target.file(), plan);
+        let largest = plan.matrices().map(|(matrix, _)| matrix.bytes()).max();
+        let mut bytes = Buffer::zeroed(largest.unwrap_or(0))?;
         let mut done = 0;
         Weights::load(self.model, &mut |recipe| {
-            let matrix = recipe.pack(self.threads)?;
-            writer.add(matrix.as_slice())?;
-            done += matrix.bytes();
+            let bytes = &mut bytes[..recipe.shape().bytes()];
+            bytes.fill(0);
+            recipe.pack(bytes, self.threads);
+            writer.add(bytes)?;
+            done += bytes.len();
             self.progress(LoadStage::Packing, done, plan);
             Ok::<_, io::Error>(PackedMatrix::absent(recipe.shape()))
         })?;
