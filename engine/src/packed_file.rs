@@ -55,3 +55,6 @@ pub enum PackedFileError {
     #[error("bytes {from} to {to} are damaged (checksum)")]
     Damaged { from: u64, to: u64 },
 }
+
+#[cfg(test)]
+mod tests;

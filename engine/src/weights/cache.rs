@@ -43,7 +43,7 @@ impl Loader<'_> {
         }
         for path in &places {
             match self.write(path, &plan) {
-                Ok(map) => return Ok(self.mapped(path, map, &plan, false)),
+                Ok((map, was_there)) => return Ok(self.mapped(path, map, &plan, was_there)),
                 Err(error) => self.not_written(path, &error),
             }
         }

@@ -46,7 +46,7 @@ impl Loader<'_> {
         // Of what is no plain file, not even the opening may wait.
         let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
             Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
+            Err(error) if is_absent(&error) => return Ok(Found::Nothing),
             Err(error) => return Err(error.into()),
         };
         check_rights(&file, self.model)?;
@@ -65,11 +65,12 @@ impl Loader<'_> {
         Ok(Found::Fits { map, is_stamped })
     }
 
-    /// Packs into a new file, unless another process does: then waits for it and takes its.
+    /// Packs into a new file, unless another process does: then waits for it and takes its. The
+    /// flag says which.
     ///
     /// # Errors
     /// The system's, such as that there is no room.
-    pub(super) fn write(&self, path: &Path, plan: &PackedPlan) -> io::Result<FileMap> {
+    pub(super) fn write(&self, path: &Path, plan: &PackedPlan) -> io::Result<(FileMap, bool)> {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             // Caches are their users' own.
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -77,7 +78,7 @@ impl Loader<'_> {
         let mut target = Temporary::lock(path, || self.progress(LoadStage::Waiting, 0, plan))?;
         // The one that was waited for has made it, or it has come since the last look.
         if let Ok(Found::Fits { map, .. }) = self.find(path, plan) {
-            return Ok(map);
+            return Ok((map, true));
         }
         let mut writer = PackedWriter::new(target.file(), plan);
         let largest = plan.matrices().map(|(matrix, _)| matrix.bytes()).max();
@@ -95,7 +96,7 @@ impl Loader<'_> {
         writer.finish(self.hash(), self.model.stamp())?;
         let map = FileMap::new(target.file())?;
         target.place(path, self.model.is_public())?;
-        Ok(map)
+        Ok((map, false))
     }
 
     /// Replaces a file that fits by a copy with the stamp that the model's files have now.
@@ -128,6 +129,11 @@ impl Loader<'_> {
             self.observer.progress(LoadProgress { stage, done_bytes, total_bytes });
         })
     }
+}
+
+/// Whether there is no such file, and perhaps no such folder.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 /// Who may write to a mapped file can change answers and end the process that maps it.

@@ -9,4 +9,5 @@ mod malformed_grpc;
 mod malformed_http;
 mod overload;
 mod refuses_to_start;
+mod start;
 mod transfer_hidden;
