@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use baton_engine::load::WeightsCache;
+use baton_engine::load::{WeightsCache, WeightsMemory};
 use baton_types::KvDtype;
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,8 @@ pub struct NodeConfig {
     /// Where packed weights are kept from one start to the next: `beside` the model, `off`, or in
     /// a folder.
     pub weights_cache: WeightsCache,
+    /// `auto`: shared by all nodes of a machine where that is not slower; `shared`: always.
+    pub weights_memory: WeightsMemory,
     /// Tokens in one KV block; a multiple of 16.
     pub block_tokens: u16,
     /// Sequences in the batch at most.
@@ -85,6 +87,7 @@ impl NodeConfig {
             kv_pool_mib: 1_024,
             kv_dtype: KvDtype::Bf16,
             weights_cache: WeightsCache::Beside,
+            weights_memory: WeightsMemory::Auto,
             block_tokens: 16,
             max_sequences: 64,
             max_waiting: 256,

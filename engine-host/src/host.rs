@@ -237,6 +237,7 @@ fn make_backend(
             max_step_tokens: config.prefill_chunk_tokens.max(config.max_sequences),
             max_logit_rows: config.max_sequences,
             weights_cache: config.weights_cache.clone(),
+            weights_memory: config.weights_memory,
             ..CpuConfig::default()
         },
         observer,

@@ -34,6 +34,12 @@ impl LoadLog {
             LoadEvent::Mapped { path, bytes, was_there: false } => {
                 tracing::info!(path = %path.display(), bytes, "packed weights were written");
             }
+            LoadEvent::Copied { path, huge_bytes } => tracing::info!(
+                path = %path.display(),
+                huge_bytes,
+                "packed weights are copied into huge pages of this process's own, since the \
+                 file's are small; weights_memory = \"shared\" saves the memory"
+            ),
             LoadEvent::Refused { path, reason } => {
                 tracing::warn!("packed weights in {} are not taken: {reason}", path.display());
             }

@@ -69,7 +69,8 @@ impl CpuBackend {
             block_tokens: config.block_tokens as u16,
             dtype: config.kv_dtype,
         };
-        let loader = Loader { model, threads: config.threads, observer };
+        let (threads, memory) = (config.threads, config.weights_memory);
+        let loader = Loader { model, threads, memory, observer };
         let weights = loader.load(&config.weights_cache)?;
         let positions = spec.context_tokens.min(config.kv_blocks * config.block_tokens);
         Ok(Self {

@@ -20,6 +20,18 @@ pub enum WeightsCache {
     Folder(PathBuf),
 }
 
+/// Where packed weights that come from a file are read from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightsMemory {
+    /// From the file's pages, if the system maps them as huge pages; else from a copy in huge
+    /// pages of this process's own, since with small pages a decode takes up to twice as long.
+    #[default]
+    Auto,
+    /// From the file's pages, which all processes share.
+    Shared,
+}
+
 /// An empty path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an empty path is no place for packed weights; give beside, off, or a folder")]
@@ -107,6 +119,8 @@ impl LoadProgress {
 pub enum LoadEvent {
     /// Taken from a file, which was there or has just been written.
     Mapped { path: PathBuf, bytes: u64, was_there: bool },
+    /// The file's pages are small (but for `huge_bytes`): the weights are copied into huge pages.
+    Copied { path: PathBuf, huge_bytes: u64 },
     /// A file that is not taken. It is replaced where it can be.
     Refused { path: PathBuf, reason: String },
     /// A file that could not be written; another place is tried, if there is one.

@@ -28,6 +28,12 @@ unsafe impl Plain for [i32; 2] {}
 // SAFETY: plain numbers.
 unsafe impl Plain for f32 {}
 
+/// Whether buffers may get huge pages. Where the system does not say, they may not.
+pub(crate) fn has_huge_pages() -> bool {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    enabled.is_ok_and(|enabled| !enabled.contains("[never]"))
+}
+
 /// A zeroed slice from the system, aligned to 2 MiB; pages are committed when first touched.
 pub(crate) struct Buffer<T: Plain> {
     first: NonNull<T>,

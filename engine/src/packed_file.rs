@@ -11,7 +11,7 @@
 //! | 104..108 | CRC-32C of all before the first matrix, with zeros in place of itself |
 //! | 128.. | `m` × (format, columns, panels, start: u64 each) |
 //! | then | `c` × CRC-32C of 2 MiB of the file each, of which the head does not count |
-//! | then | the matrices, each from a border of 4096 bytes on, zeros between them |
+//! | then | the matrices, each from a border of 4096 bytes on, zeros between and behind them |
 //!
 //! All little-endian. The model alone says what the file must be: which matrices, of which sizes,
 //! at which places. So a reader compares and never follows what it reads, and bytes that it takes

@@ -8,7 +8,6 @@ mod support;
 
 use baton_engine::backend::{Backend, KvRead, KvSpan, LayerSink, LogitRows, NoSink, Span};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
-use baton_engine::load::WeightsCache;
 use baton_engine::{Isa, SpinPolicy};
 use baton_model_files::ModelFile;
 use baton_types::{BlockId, KvDtype, TokenId};
@@ -50,7 +49,7 @@ fn backend(model: &ModelFile, way: Way) -> CpuBackend {
         kv_blocks: 8192 / way.block_tokens,
         max_step_tokens: 1024,
         max_logit_rows: 1024,
-        weights_cache: WeightsCache::Off,
+        ..CpuConfig::default()
     };
     CpuBackend::new(model, config).unwrap()
 }

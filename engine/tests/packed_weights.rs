@@ -6,6 +6,7 @@
 mod support;
 
 use std::fs::{self, Permissions};
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -39,6 +40,7 @@ impl LoadObserver for Heard {
         self.events.lock().unwrap().push(match event {
             LoadEvent::Mapped { was_there: true, .. } => "mapped".into(),
             LoadEvent::Mapped { was_there: false, .. } => "written".into(),
+            LoadEvent::Copied { .. } => "copied".into(),
             LoadEvent::Refused { path, reason } => {
                 assert!(path.exists());
                 format!("refused: {reason}")
@@ -314,4 +316,27 @@ fn the_model_is_read_again_only_when_its_file_has_changed() {
     fs::write(&model.path, tiny(Dtype::Q4_1, 6)).unwrap();
     let (heard, _) = model.load(&model.cache());
     assert!(heard[0].contains("packed from other weights") && heard[1] == "written", "{heard:?}");
+}
+
+/// A model as large as that huge pages matter, packed into small ones: a copy with many writes.
+#[test]
+fn small_pages_are_copied_unless_sharing_is_wanted() {
+    let shape = Shape { vocab: 32_768, hidden: 1024, ..Shape::tiny(Dtype::Q4_1) };
+    let model = Model::new(&Gguf::tiny(shape, Dtype::Q4_1, 5).to_bytes());
+    let (_, want) = model.load(&WeightsCache::Off);
+    model.load(&model.cache());
+    let packed = fs::read(model.packed()).unwrap();
+    assert!(packed.len() > 16 << 20);
+    let name = model.packed();
+    fs::remove_file(&name).unwrap();
+    let mut file = fs::File::create(&name).unwrap();
+    packed.chunks(4096).for_each(|piece| file.write_all(piece).unwrap());
+    drop(file);
+    fs::set_permissions(&name, Permissions::from_mode(0o444)).unwrap();
+    let (heard, got) = model.load(&model.cache());
+    let enabled = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if enabled.is_ok_and(|enabled| !enabled.contains("[never]")) {
+        assert_eq!(heard, ["mapped", "copied"]);
+    }
+    assert!(got == want);
 }

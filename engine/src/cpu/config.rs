@@ -2,7 +2,7 @@
 
 use baton_types::KvDtype;
 
-use crate::load::WeightsCache;
+use crate::load::{WeightsCache, WeightsMemory};
 use crate::pool::SpinPolicy;
 use crate::simd::Isa;
 
@@ -29,6 +29,7 @@ pub struct CpuConfig {
     pub max_logit_rows: usize,
     /// Where packed weights are kept from one start to the next.
     pub weights_cache: WeightsCache,
+    pub weights_memory: WeightsMemory,
 }
 
 impl Default for CpuConfig {
@@ -44,6 +45,7 @@ impl Default for CpuConfig {
             max_step_tokens: 512,
             max_logit_rows: 64,
             weights_cache: WeightsCache::Off,
+            weights_memory: WeightsMemory::Auto,
         }
     }
 }

@@ -8,6 +8,9 @@ use super::head::{ENTRY_BYTES, FIXED_BYTES};
 use super::{CHUNK_BYTES, PAGE_BYTES};
 use crate::weights::{MatrixShape, PackedMatrix, Weights};
 
+/// Files of so many chunks are padded to whole ones.
+const LARGE_CHUNKS: usize = 8;
+
 /// Matrices and their places, made from the model alone.
 #[derive(Clone, Debug)]
 pub struct PackedPlan {
@@ -49,7 +52,9 @@ impl PackedPlan {
             *start = end.next_multiple_of(PAGE_BYTES);
             end = start.checked_add(matrix.bytes()).expect("a model's size is a number");
         }
-        self.file_bytes = end;
+        // The end too shall lie in a huge page, where that is a small part of the whole.
+        let is_large = end >= LARGE_CHUNKS * CHUNK_BYTES;
+        self.file_bytes = if is_large { end.next_multiple_of(CHUNK_BYTES) } else { end };
     }
 
     /// Length of the file.

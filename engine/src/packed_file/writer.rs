@@ -23,11 +23,14 @@ impl Storage for &File {
 }
 
 /// Gathers chunks. Each is written at once and as a whole, so that the system may keep it in one
-/// huge page. Until `finish` the file has no head: what is left of a crash is not taken.
+/// huge page; the first comes last, with the head: what is left of a crash has none and is not
+/// taken.
 pub(crate) struct PackedWriter<'a, S> {
     storage: S,
     plan: &'a PackedPlan,
     chunk: Vec<u8>,
+    /// What follows the head in its last chunk.
+    first: Option<Vec<u8>>,
     checksums: Vec<u32>,
     /// Bytes of the file that are written or gathered.
     end: usize,
@@ -36,7 +39,7 @@ pub(crate) struct PackedWriter<'a, S> {
 impl<'a, S: Storage> PackedWriter<'a, S> {
     pub(crate) fn new(storage: S, plan: &'a PackedPlan) -> Self {
         let chunk = Vec::with_capacity(CHUNK_BYTES);
-        let mut writer = Self { storage, plan, chunk, checksums: Vec::new(), end: 0 };
+        let mut writer = Self { storage, plan, chunk, first: None, checksums: Vec::new(), end: 0 };
         writer.end = plan.data_start();
         // A head may take whole chunks, of which nothing is checked.
         writer.checksums = vec![crc32c(&[]); writer.end / CHUNK_BYTES];
@@ -65,10 +68,14 @@ impl<'a, S: Storage> PackedWriter<'a, S> {
         content: ContentHash,
         stamp: Option<ModelStamp>,
     ) -> io::Result<()> {
-        assert_eq!(self.end, self.plan.file_bytes(), "all matrices of the plan were added");
+        let rest = self.plan.file_bytes().checked_sub(self.end);
+        let rest = rest.filter(|rest| *rest < CHUNK_BYTES).expect("the plan's matrices were added");
+        self.append(&vec![0; rest])?;
         self.flush()?;
         let head = PackedHead { content, stamp, checksums: self.checksums };
-        self.storage.write_at(&head.encode(self.plan), 0)
+        let mut start = head.encode(self.plan);
+        start.extend(self.first.unwrap_or_default());
+        self.storage.write_at(&start, 0)
     }
 
     fn append(&mut self, mut bytes: &[u8]) -> io::Result<()> {
@@ -90,8 +97,12 @@ impl<'a, S: Storage> PackedWriter<'a, S> {
         if self.chunk.is_empty() {
             return Ok(());
         }
-        self.storage.write_at(&self.chunk, self.end - self.chunk.len())?;
         self.checksums.push(crc32c(&self.chunk));
+        if self.first.is_none() {
+            self.first = Some(std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK_BYTES)));
+            return Ok(());
+        }
+        self.storage.write_at(&self.chunk, self.end - self.chunk.len())?;
         self.chunk.clear();
         Ok(())
     }

@@ -17,16 +17,21 @@ use baton_model_files::ModelFile;
 use super::matrix::Bytes;
 use super::{PackedMatrix, Weights};
 use crate::cpu::CpuError;
-use crate::load::{LoadEvent, LoadObserver, LoadProgress, LoadStage, WeightsCache};
-use crate::memory::{Buffer, FileMap};
+use crate::load::{LoadEvent, LoadObserver, LoadProgress, LoadStage, WeightsCache, WeightsMemory};
+use crate::memory::{Buffer, FileMap, has_huge_pages};
 use crate::packed_file::PackedPlan;
+use crate::pool::share;
 use file::Found;
+
+/// Files below it are never copied: caches and TLBs hold most of them whatever their pages.
+const COPIED_FROM_BYTES: usize = 16 << 20;
 
 /// What loads weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Loader<'a> {
     pub(crate) model: &'a ModelFile,
     pub(crate) threads: usize,
+    pub(crate) memory: WeightsMemory,
     pub(crate) observer: &'a dyn LoadObserver,
 }
 
@@ -77,9 +82,39 @@ impl Loader<'_> {
     }
 
     fn mapped(&self, path: &Path, map: FileMap, plan: &PackedPlan, was_there: bool) -> Weights {
-        let (path, bytes) = (path.to_owned(), map.len() as u64);
-        self.observer.event(&LoadEvent::Mapped { path, bytes, was_there });
-        self.within(Bytes::Mapped(map), plan)
+        let bytes = map.len() as u64;
+        self.observer.event(&LoadEvent::Mapped { path: path.to_owned(), bytes, was_there });
+        match self.copy(path, &map) {
+            Some(copy) => self.within(Bytes::Owned(copy), plan),
+            None => self.within(Bytes::Mapped(map), plan),
+        }
+    }
+
+    /// A copy in huge pages, if the file's are small.
+    fn copy(&self, path: &Path, map: &FileMap) -> Option<Buffer<u8>> {
+        if self.memory == WeightsMemory::Shared || map.len() < COPIED_FROM_BYTES {
+            return None;
+        }
+        map.populate();
+        let huge_bytes = map.huge_bytes();
+        if huge_bytes >= map.len() / 8 * 7 || !has_huge_pages() {
+            return None;
+        }
+        // Without the memory for it, the file does.
+        let mut copy = Buffer::zeroed(map.len()).ok()?;
+        let out = copy.parts();
+        std::thread::scope(|scope| {
+            for thread in 0..self.threads {
+                scope.spawn(move || {
+                    let part = share(map.len(), self.threads, thread);
+                    // SAFETY: the threads' parts do not overlap.
+                    unsafe { out.of_mut(part.clone()) }.copy_from_slice(&map[part]);
+                });
+            }
+        });
+        let (path, huge_bytes) = (path.to_owned(), huge_bytes as u64);
+        self.observer.event(&LoadEvent::Copied { path, huge_bytes });
+        Some(copy)
     }
 
     /// Packs into this process's own memory, laid out as a file would be: in one piece, so that

@@ -61,17 +61,18 @@ impl Temporary {
         &self.file
     }
 
-    /// Gives it `target`'s name, once it is safe on the disk. Nobody may write to it any more, and
-    /// its owner alone may read it unless `is_public`.
+    /// Gives it `target`'s name, once it is safe on the disk. Nobody may write to it from then on,
+    /// and its owner alone may read it unless `is_public`.
     ///
     /// # Errors
     /// The system's.
     pub(super) fn place(&mut self, target: &Path, is_public: bool) -> io::Result<()> {
         let mode = if is_public { 0o444 } else { 0o400 };
-        self.file.set_permissions(Permissions::from_mode(mode))?;
         self.file.sync_all()?;
         fs::rename(&self.path, target)?;
         self.is_placed = true;
+        // Not before: those who wait for it open it for writing too, until it has its new name.
+        self.file.set_permissions(Permissions::from_mode(mode))?;
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }
