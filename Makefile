@@ -10,7 +10,7 @@ CARGO ?= cargo
 VENV := .venv
 BIN := target/release
 
-.PHONY: help up model build test test-full lint fuzz bench-engine bench-long bench-sharing peer clean
+.PHONY: help up model build test test-full lint fuzz miri bench-engine bench-long bench-sharing bench-start peer clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -34,8 +34,15 @@ test-full: ## The same, and the long sweeps.
 lint: ## Formatting, clippy, house rules, licences.
 	@scripts/lint.sh
 
-fuzz: ## Fuzz the readers for FUZZ_SECONDS (120) each; needs nightly and cargo-fuzz.
+fuzz: ## Fuzz the readers for FUZZ_SECONDS (300) each; needs nightly and cargo-fuzz.
 	@scripts/fuzz.sh
+
+miri: ## The block pool and the readers under Miri; needs nightly with miri and rust-src.
+	@scripts/miri.sh
+
+bench-start: build ## Time from exec to ready: first start, second start, without packed weights.
+	@scripts/fetch-model.sh
+	@$(PYTHON) benches/start.py --model "$(MODEL)"
 
 bench-engine: build peer ## Compare the engine with llama.cpp, interleaved; FORMATS=Q4_1,… ROUNDS=3
 	@.venv-bench/bin/python benches/engine.py --model "$(MODEL)" --formats "$(FORMATS)" --rounds "$(ROUNDS)"

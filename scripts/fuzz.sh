@@ -1,13 +1,26 @@
 #!/usr/bin/env bash
-# Fuzzes each target for FUZZ_SECONDS (120). Needs nightly and cargo-fuzz; the corpora that it
-# finds are replayed by `make test` on stable.
+# Fuzzes each target, or those that are named, for FUZZ_SECONDS (300) each. Needs nightly and
+# cargo-fuzz. The corpora in fuzz/corpus are replayed by `make test` on stable and stay small: what
+# is found goes to fuzz/artifacts/found, and the line printed at the end merges what is new of it.
+#   scripts/fuzz.sh [TARGET...]
 set -euo pipefail
 cd "$(dirname "$0")/../fuzz"
-cargo +nightly fuzz --version >/dev/null 2>&1 || {
-    echo "cargo-fuzz is missing: cargo install cargo-fuzz, and rustup toolchain install nightly" >&2
+cargo +nightly --version >/dev/null 2>&1 || {
+    echo "the nightly toolchain is missing: rustup toolchain install nightly" >&2
     exit 1
 }
-for target in $(cargo +nightly fuzz list); do
+cargo +nightly fuzz --version >/dev/null 2>&1 || {
+    echo "cargo-fuzz is missing: cargo install cargo-fuzz" >&2
+    exit 1
+}
+targets=("$@")
+[ $# -gt 0 ] || mapfile -t targets < <(cargo +nightly fuzz list)
+for target in "${targets[@]}"; do
     echo "== $target"
-    cargo +nightly fuzz run "$target" -- -max_total_time="${FUZZ_SECONDS:-120}"
+    found=artifacts/found/$target
+    mkdir -p "$found" "corpus/$target"
+    cargo +nightly fuzz run "$target" "$found" "corpus/$target" -- \
+        -max_total_time="${FUZZ_SECONDS:-300}" -rss_limit_mb=4096
 done
+echo "clean; to keep what is new: cd fuzz && cargo +nightly fuzz run TARGET corpus/TARGET \
+artifacts/found/TARGET -- -merge=1"

@@ -1,6 +1,7 @@
 //! `baton`: runs a cluster on one machine, talks to one anywhere, and measures engines.
 
 mod commands;
+mod load_bar;
 mod model_source;
 mod print;
 

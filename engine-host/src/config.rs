@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use baton_engine::load::{WeightsCache, WeightsMemory};
 use baton_types::KvDtype;
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,11 @@ pub struct NodeConfig {
     pub kv_pool_mib: usize,
     /// Precision of the KV pool, and of KV as it travels: `bf16`, `int8` or `int4`.
     pub kv_dtype: KvDtype,
+    /// Where packed weights are kept from one start to the next: `beside` the model, `off`, or in
+    /// a folder.
+    pub weights_cache: WeightsCache,
+    /// `auto`: shared by all nodes of a machine where that is not slower; `shared`: always.
+    pub weights_memory: WeightsMemory,
     /// Tokens in one KV block; a multiple of 16.
     pub block_tokens: u16,
     /// Sequences in the batch at most.
@@ -80,6 +86,8 @@ impl NodeConfig {
             isa: IsaChoice::Auto,
             kv_pool_mib: 1_024,
             kv_dtype: KvDtype::Bf16,
+            weights_cache: WeightsCache::Beside,
+            weights_memory: WeightsMemory::Auto,
             block_tokens: 16,
             max_sequences: 64,
             max_waiting: 256,

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use baton_engine::load::WeightsCache;
 use baton_runtime::config::{self, ConfigError};
 use baton_types::KvDtype;
 use serde_json::{Map, Value};
@@ -33,6 +34,9 @@ pub struct NodeFlags {
     /// Precision of KV: bf16, int8 in half the memory, int4 in a quarter.
     #[arg(long, value_name = "DTYPE")]
     pub kv_dtype: Option<KvDtype>,
+    /// Where packed weights are kept for the next start: beside (the model), off, or a folder.
+    #[arg(long, value_name = "PLACE")]
+    pub weights_cache: Option<WeightsCache>,
 }
 
 impl NodeFlags {
@@ -48,6 +52,7 @@ impl NodeFlags {
             ("model", self.model.map(|path| path.to_string_lossy().into_owned().into())),
             ("threads", self.threads.map(Value::from)),
             ("kv_dtype", self.kv_dtype.map(|dtype| dtype.as_str().into())),
+            ("weights_cache", self.weights_cache.map(|cache| cache.to_string().into())),
         ];
         let flags: Map<String, Value> =
             given.into_iter().filter_map(|(key, value)| Some((key.to_string(), value?))).collect();
@@ -85,5 +90,15 @@ mod tests {
         );
         let error = Binary::try_parse_from(["node", "--kv-dtype", "int2"]).err().unwrap();
         assert!(error.to_string().contains("bf16, int8 and int4"), "{error}");
+    }
+
+    #[test]
+    fn packed_weights_lie_beside_the_model_unless_told_otherwise() {
+        assert_eq!(load(&[]).unwrap().weights_cache, WeightsCache::Beside);
+        let cache = |place| load(&["--weights-cache", place]).unwrap().weights_cache;
+        assert_eq!(cache("off"), WeightsCache::Off);
+        assert_eq!(cache("/var/cache/b"), WeightsCache::Folder("/var/cache/b".into()));
+        let error = Binary::try_parse_from(["node", "--weights-cache", ""]).err().unwrap();
+        assert!(error.to_string().contains("beside, off, or a folder"), "{error}");
     }
 }

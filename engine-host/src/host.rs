@@ -8,6 +8,7 @@ use baton_engine::Isa;
 use baton_engine::backend::Backend;
 use baton_engine::core::{Engine, EngineConfig};
 use baton_engine::cpu::{CpuBackend, CpuConfig, CpuError};
+use baton_engine::load::LoadObserver;
 use baton_engine::thread::{CommandError, EngineHandle, EngineThread};
 use baton_model_files::{ModelFile, ModelFileError};
 use baton_types::{Error, KvLayout, ModelFingerprint, ModelSpec, NumericsVersion, RequestId};
@@ -61,21 +62,28 @@ pub struct EngineHost {
 }
 
 impl EngineHost {
-    /// Loads the model and starts the engine; takes as long as the weights take to pack.
+    /// Loads the model and starts the engine; takes as long as the weights take to pack, where
+    /// they are not packed yet. `observer` hears how it gets on.
     ///
     /// # Errors
     /// Where the model cannot be read or does not fit.
-    pub async fn load(config: &NodeConfig) -> Result<(Self, JoinHandle<()>), HostError> {
+    pub async fn load(
+        config: &NodeConfig,
+        observer: Arc<dyn LoadObserver + Send>,
+    ) -> Result<(Self, JoinHandle<()>), HostError> {
         let config = config.clone();
-        tokio::task::spawn_blocking(move || Self::load_blocking(&config))
+        tokio::task::spawn_blocking(move || Self::load_blocking(&config, &*observer))
             .await
             .map_err(|_| HostError::Interrupted)?
     }
 
-    fn load_blocking(config: &NodeConfig) -> Result<(Self, JoinHandle<()>), HostError> {
+    fn load_blocking(
+        config: &NodeConfig,
+        observer: &dyn LoadObserver,
+    ) -> Result<(Self, JoinHandle<()>), HostError> {
         let began = Instant::now();
         let file = ModelFile::open(&config.model)?;
-        let (backend, isa) = make_backend(&file, config)?;
+        let (backend, isa) = make_backend(&file, config, observer)?;
         let model = ModelInfo {
             spec: file.spec().clone(),
             layout: *backend.kv_layout(),
@@ -191,7 +199,11 @@ fn stopped() -> Error {
     Error::unavailable("the node's engine has stopped")
 }
 
-fn make_backend(file: &ModelFile, config: &NodeConfig) -> Result<(CpuBackend, String), HostError> {
+fn make_backend(
+    file: &ModelFile,
+    config: &NodeConfig,
+    observer: &dyn LoadObserver,
+) -> Result<(CpuBackend, String), HostError> {
     let spec = file.spec();
     let layout = KvLayout {
         layers: spec.layers as u16,
@@ -209,7 +221,7 @@ fn make_backend(file: &ModelFile, config: &NodeConfig) -> Result<(CpuBackend, St
     if kv_blocks == 0 {
         return Err(HostError::PoolTooSmall { pool_mib: config.kv_pool_mib, block_bytes });
     }
-    let backend = CpuBackend::new(
+    let backend = CpuBackend::load(
         file,
         CpuConfig {
             threads: config.threads_or_cores(),
@@ -224,8 +236,11 @@ fn make_backend(file: &ModelFile, config: &NodeConfig) -> Result<(CpuBackend, St
             kv_blocks,
             max_step_tokens: config.prefill_chunk_tokens.max(config.max_sequences),
             max_logit_rows: config.max_sequences,
+            weights_cache: config.weights_cache.clone(),
+            weights_memory: config.weights_memory,
             ..CpuConfig::default()
         },
+        observer,
     )?;
     let isa = format!("{:?}", backend.isa()).to_lowercase();
     Ok((backend, isa))

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_engine::load::LoadObserver;
 use baton_registry::{Registry, RegistryError, Role};
 use baton_runtime::health::{self, Health};
 use baton_runtime::serve::{Offer, Ports, ServeError};
@@ -52,7 +53,7 @@ impl std::fmt::Debug for NodeServer {
 
 impl NodeServer {
     /// Binds, loads and registers, in this order: a wrong port shows before minutes of loading,
-    /// and nobody is sent to a node that has no model.
+    /// and nobody is sent to a node that has no model. `observer` hears how the load gets on.
     ///
     /// # Errors
     /// Each of these steps'.
@@ -60,12 +61,13 @@ impl NodeServer {
         config: NodeConfig,
         role: Role,
         registry: Option<Arc<dyn Registry>>,
+        observer: Arc<dyn LoadObserver + Send>,
     ) -> Result<Self, ServerError> {
         config.check().map_err(ServerError::Config)?;
         let ports = Ports::bind(config.grpc, config.http).await?;
         let health = Health::default();
         let metrics = prometheus::Registry::new();
-        let (host, engine) = EngineHost::load(&config).await?;
+        let (host, engine) = EngineHost::load(&config, observer).await?;
         health.set_started();
         let bound = ports.grpc_address();
         let address =

@@ -14,9 +14,10 @@ pub use config::{CpuConfig, CpuError};
 use crate::backend::{Backend, BackendError, KvRead, KvSpan, LayerSink, Span, StepCost};
 use crate::kernels::dispatch::Kernels;
 use crate::kernels::rope::RopeTables;
+use crate::load::{LoadObserver, NoObserver};
 use crate::pool::Pool;
 use crate::simd::Isa;
-use crate::weights::Weights;
+use crate::weights::{Loader, Weights};
 use batch::Batch;
 use buffers::Buffers;
 use pages::Pages;
@@ -41,12 +42,24 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Packs `model`'s weights and reserves the KV pool.
+    /// As [`load`](Self::load), unobserved.
+    ///
+    /// # Errors
+    /// As `load`.
+    pub fn new(model: &ModelFile, config: CpuConfig) -> Result<Self, CpuError> {
+        Self::load(model, config, &NoObserver)
+    }
+
+    /// Finds or packs `model`'s weights and reserves the KV pool. `observer` hears how it gets on.
     ///
     /// # Errors
     /// When the configuration makes no sense, the processor lacks the instruction set, or there is
     /// no memory.
-    pub fn new(model: &ModelFile, config: CpuConfig) -> Result<Self, CpuError> {
+    pub fn load(
+        model: &ModelFile,
+        config: CpuConfig,
+        observer: &dyn LoadObserver,
+    ) -> Result<Self, CpuError> {
         config.check()?;
         let spec = model.spec();
         let layout = KvLayout {
@@ -56,7 +69,9 @@ impl CpuBackend {
             block_tokens: config.block_tokens as u16,
             dtype: config.kv_dtype,
         };
-        let weights = Weights::load(model, config.threads)?;
+        let (threads, memory) = (config.threads, config.weights_memory);
+        let loader = Loader { model, threads, memory, observer };
+        let weights = loader.load(&config.weights_cache)?;
         let positions = spec.context_tokens.min(config.kv_blocks * config.block_tokens);
         Ok(Self {
             ropes: RopeTables::new(spec, positions),

@@ -1,10 +1,14 @@
-//! Large buffers: page-aligned, zeroed, on huge pages where the system has them.
+//! Large buffers: page-aligned, zeroed, on huge pages where the system has them; and mapped files.
+
+mod map;
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(crate) use map::FileMap;
+
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Element types for which all-zero bytes are a value.
 ///
@@ -21,6 +25,12 @@ unsafe impl Plain for u16 {}
 unsafe impl Plain for i32 {}
 // SAFETY: plain numbers.
 unsafe impl Plain for f32 {}
+
+/// Whether buffers may get huge pages. Where the system does not say, they may not.
+pub(crate) fn has_huge_pages() -> bool {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    enabled.is_ok_and(|enabled| !enabled.contains("[never]"))
+}
 
 /// A zeroed slice from the system, aligned to 2 MiB; pages are committed when first touched.
 pub(crate) struct Buffer<T: Plain> {

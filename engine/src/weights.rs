@@ -20,24 +20,26 @@
 //! in the file).
 //!
 //! A floating-point panel is `[k][32 rows]`. Rows past N are zero.
+//!
+//! Packed matrices lie in files too (`packed_file`): a change of any of this is a new
+//! `PACKING_VERSION` (`packed.rs`), and nothing else.
 
+mod cache;
 mod matrix;
 mod packed;
 mod rows;
 mod stored;
 
-use std::io;
-
 use baton_model_files::{ExpertTensor, LayerTensor, ModelFile, TensorRole, TensorView};
 use baton_types::{Activation, ModelSpec};
 
 pub(crate) use baton_model_files::TensorDtype as WeightFormat;
-pub(crate) use matrix::PackedMatrix;
-pub(crate) use packed::PANEL_ROWS;
+pub(crate) use cache::Loader;
+pub(crate) use matrix::{MatrixShape, PackedMatrix, Recipe};
+pub(crate) use packed::{PACKING_VERSION, PANEL_ROWS};
 pub(crate) use rows::widen_row;
 pub(crate) use stored::IQ4_NL_VALUES;
 
-use crate::cpu::CpuError;
 use crate::kernels::matmul::Epilogue;
 
 /// A part of the fused product of Q, K and V.
@@ -65,14 +67,15 @@ pub(crate) enum GateUp {
 }
 
 impl GateUp {
-    /// # Errors
-    /// When there is no memory.
-    fn pack(gate: &TensorView<'_>, up: &TensorView<'_>, threads: usize) -> io::Result<Self> {
+    fn make<'a, E>(
+        gate: TensorView<'a>,
+        up: TensorView<'a>,
+        make: Make<'_, 'a, E>,
+    ) -> Result<Self, E> {
         if gate.dtype == up.dtype {
-            return PackedMatrix::pack_paired(gate, up, threads).map(Self::Paired);
+            return make(Recipe::paired(gate, up)).map(Self::Paired);
         }
-        let gate = PackedMatrix::pack(&[*gate], threads)?;
-        Ok(Self::Apart { gate, up: PackedMatrix::pack(&[*up], threads)? })
+        Ok(Self::Apart { gate: make(Recipe::stacked(&[gate]))?, up: make(Recipe::stacked(&[up]))? })
     }
 
     /// The products that leave `activation(x · gateᵀ) * (x · upᵀ)` in one place, in their order.
@@ -123,20 +126,22 @@ pub(crate) struct Weights {
     pub(crate) output: PackedMatrix,
 }
 
+/// Makes a matrix: packs it, or finds it where it was packed before.
+pub(crate) type Make<'m, 'a, E> = &'m mut dyn FnMut(Recipe<'a>) -> Result<PackedMatrix, E>;
+
 impl Weights {
-    /// Packs all of `model`'s matrices on `threads` threads.
+    /// Calls `make` for each of `model`'s matrices, always in the same order.
     ///
     /// # Errors
-    /// When there is no memory.
-    pub(crate) fn load(model: &ModelFile, threads: usize) -> Result<Self, CpuError> {
+    /// Those of `make`.
+    pub(crate) fn load<'a, E>(model: &'a ModelFile, make: Make<'_, 'a, E>) -> Result<Self, E> {
         let layers = (0..model.spec().layers)
-            .map(|layer| load_layer(model, layer, threads))
+            .map(|layer| load_layer(model, layer, make))
             .collect::<Result<_, _>>()?;
-        let output = model.tensor(TensorRole::Output);
         Ok(Self {
             layers,
             final_norm: norm(model, TensorRole::FinalNorm),
-            output: PackedMatrix::pack(&[output], threads).map_err(CpuError::Memory)?,
+            output: make(Recipe::stacked(&[model.tensor(TensorRole::Output)]))?,
         })
     }
 
@@ -146,12 +151,16 @@ impl Weights {
     }
 }
 
-fn load_layer(model: &ModelFile, layer: usize, threads: usize) -> Result<LayerWeights, CpuError> {
+fn load_layer<'a, E>(
+    model: &'a ModelFile,
+    layer: usize,
+    make: Make<'_, 'a, E>,
+) -> Result<LayerWeights, E> {
     let (spec, features) = (model.spec(), &model.spec().features);
     let tensor = |tensor| model.tensor(TensorRole::Layer(layer, tensor));
     let norm = |tensor| norm(model, TensorRole::Layer(layer, tensor));
     let qkv = [tensor(LayerTensor::Q), tensor(LayerTensor::K), tensor(LayerTensor::V)];
-    let (qkv, columns) = load_qkv(spec, qkv, threads).map_err(CpuError::Memory)?;
+    let (qkv, columns) = load_qkv(spec, qkv, make)?;
     Ok(LayerWeights {
         attn_norm: norm(LayerTensor::AttnNorm),
         qkv,
@@ -159,38 +168,38 @@ fn load_layer(model: &ModelFile, layer: usize, threads: usize) -> Result<LayerWe
         qkv_bias: features.qkv_bias.then(|| load_bias(model, layer, columns)),
         q_norm: features.qk_norm.then(|| norm(LayerTensor::QNorm)),
         k_norm: features.qk_norm.then(|| norm(LayerTensor::KNorm)),
-        attn_out: pack(tensor(LayerTensor::AttnOut), threads)?,
+        attn_out: make(Recipe::stacked(&[tensor(LayerTensor::AttnOut)]))?,
         post_attn_norm: features.post_norms.then(|| norm(LayerTensor::PostAttnNorm)),
         ffn_norm: norm(LayerTensor::FfnNorm),
-        ffn: load_feed_forward(model, layer, threads)?,
+        ffn: load_feed_forward(model, layer, make)?,
         post_ffn_norm: features.post_norms.then(|| norm(LayerTensor::PostFfnNorm)),
     })
 }
 
-fn load_feed_forward(
-    model: &ModelFile,
+fn load_feed_forward<'a, E>(
+    model: &'a ModelFile,
     layer: usize,
-    threads: usize,
-) -> Result<FeedForward, CpuError> {
+    make: Make<'_, 'a, E>,
+) -> Result<FeedForward, E> {
     let own = |tensor| model.tensor(TensorRole::Layer(layer, tensor));
     let Some(experts) = model.spec().features.experts else {
         let parts = [own(LayerTensor::Gate), own(LayerTensor::Up), own(LayerTensor::Down)];
-        return Ok(FeedForward::Dense(load_mlp(parts, threads)?));
+        return Ok(FeedForward::Dense(load_mlp(parts, make)?));
     };
     let experts = (0..experts.count).map(|expert| {
         let parts = [ExpertTensor::Gate, ExpertTensor::Up, ExpertTensor::Down];
         let parts = parts.map(|part| model.tensor(TensorRole::Expert(layer, expert, part)));
-        load_mlp(parts, threads)
+        load_mlp(parts, make)
     });
     Ok(FeedForward::Experts {
         experts: experts.collect::<Result<_, _>>()?,
-        router: pack(own(LayerTensor::Router), threads)?,
+        router: make(Recipe::stacked(&[own(LayerTensor::Router)]))?,
     })
 }
 
-fn load_mlp([gate, up, down]: [TensorView<'_>; 3], threads: usize) -> Result<Mlp, CpuError> {
-    let gate_up = GateUp::pack(&gate, &up, threads).map_err(CpuError::Memory)?;
-    Ok(Mlp { gate_up, down: pack(down, threads)? })
+fn load_mlp<'a, E>([gate, up, down]: [TensorView<'a>; 3], make: Make<'_, 'a, E>) -> Result<Mlp, E> {
+    let gate_up = GateUp::make(gate, up, make)?;
+    Ok(Mlp { gate_up, down: make(Recipe::stacked(&[down]))? })
 }
 
 fn load_bias(model: &ModelFile, layer: usize, columns: QkvColumns) -> Vec<f32> {
@@ -204,22 +213,18 @@ fn load_bias(model: &ModelFile, layer: usize, columns: QkvColumns) -> Vec<f32> {
     bias
 }
 
-fn pack(tensor: TensorView<'_>, threads: usize) -> Result<PackedMatrix, CpuError> {
-    PackedMatrix::pack(&[tensor], threads).map_err(CpuError::Memory)
-}
-
 /// One matrix for each run of neighbours of one type.
-fn load_qkv(
+fn load_qkv<'a, E>(
     spec: &ModelSpec,
-    parts: [TensorView<'_>; 3],
-    threads: usize,
-) -> io::Result<(Vec<Projection>, QkvColumns)> {
+    parts: [TensorView<'a>; 3],
+    make: Make<'_, 'a, E>,
+) -> Result<(Vec<Projection>, QkvColumns), E> {
     let widths = [spec.heads, spec.kv_heads, spec.kv_heads].map(|heads| heads * spec.head_dim);
     let mut projections = Vec::new();
     let mut columns = [0; 3];
     let (mut column, mut part) = (0, 0);
     for run in parts.chunk_by(|a, b| a.dtype == b.dtype) {
-        let matrix = PackedMatrix::pack(run, threads)?;
+        let matrix = make(Recipe::stacked(run))?;
         let mut inside = column;
         for _ in run {
             columns[part] = inside;

@@ -60,6 +60,7 @@ fn backend(model: &ModelFile, way: Way) -> CpuBackend {
         kv_blocks: 8192 / way.block_tokens,
         max_step_tokens: 1024,
         max_logit_rows: 1024,
+        ..CpuConfig::default()
     };
     CpuBackend::new(model, config).unwrap()
 }

@@ -8,7 +8,6 @@ mod rope;
 mod shards;
 
 use std::path::Path;
-use std::sync::OnceLock;
 
 use serde::de::DeserializeOwned;
 
@@ -31,7 +30,7 @@ pub(crate) fn open_folder(folder: &Path) -> Result<Inner, ModelFileError> {
         eos_ids: artifacts.eos_ids.clone(),
         ..spec
     };
-    Ok(Inner { files, tensors, spec, artifacts, fingerprint: OnceLock::new() })
+    Ok(Inner::new(Some(folder.to_owned()), files, tensors, spec, artifacts))
 }
 
 /// The text of a file of the folder; `None` when there is no such file.

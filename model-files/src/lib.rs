@@ -15,6 +15,6 @@ mod spec;
 mod tensor;
 
 pub use error::ModelFileError;
-pub use model_file::ModelFile;
+pub use model_file::{ContentHash, ModelFile, ModelStamp};
 pub use spec::llama3_factor;
 pub use tensor::{ExpertTensor, LayerTensor, RowOrder, TensorDtype, TensorRole, TensorView};

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use baton_types::{ModelArtifacts, ModelFingerprint, ModelSpec};
 
-use crate::map::FileBytes;
+use crate::map::{Facts, FileBytes};
 use crate::roles::all_roles;
 use crate::tensor::{RowOrder, TensorRole, TensorView};
 use crate::{ModelFileError, TensorDtype, gguf, hf};
@@ -31,12 +31,41 @@ pub struct ModelFile {
     inner: Arc<Inner>,
 }
 
+/// A hash of all bytes of a model's weight files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContentHash(pub [u8; 32]);
+
+/// A hash of what the system knows of a model's weight files: sizes, inodes, and times of their
+/// last change. Files of the same stamp have the same bytes, unless somebody has set the system's
+/// clock back; files of another stamp may have them too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelStamp(pub [u8; 32]);
+
+/// Bytes that are hashed between two reports of progress.
+const HASH_PIECE_BYTES: usize = 16 << 20;
+
 pub(crate) struct Inner {
+    /// `None` for bytes in memory.
+    pub(crate) path: Option<PathBuf>,
     pub(crate) files: Vec<FileBytes>,
     pub(crate) tensors: HashMap<TensorRole, Placed>,
     pub(crate) spec: ModelSpec,
     pub(crate) artifacts: ModelArtifacts,
+    pub(crate) content: OnceLock<ContentHash>,
     pub(crate) fingerprint: OnceLock<ModelFingerprint>,
+}
+
+impl Inner {
+    pub(crate) fn new(
+        path: Option<PathBuf>,
+        files: Vec<FileBytes>,
+        tensors: HashMap<TensorRole, Placed>,
+        spec: ModelSpec,
+        artifacts: ModelArtifacts,
+    ) -> Self {
+        let (content, fingerprint) = (OnceLock::new(), OnceLock::new());
+        Self { path, files, tensors, spec, artifacts, content, fingerprint }
+    }
 }
 
 impl ModelFile {
@@ -49,7 +78,8 @@ impl ModelFile {
         if path.is_dir() {
             return hf::open_folder(path).map(Self::from_inner);
         }
-        Self::from_gguf(FileBytes::map(path)?, &path.display().to_string())
+        let name = path.display().to_string();
+        Self::from_gguf(Some(path.to_owned()), FileBytes::map(path)?, &name)
     }
 
     /// Reads a GGUF file that lies in memory; `name` names it in errors and the spec.
@@ -57,7 +87,7 @@ impl ModelFile {
     /// # Errors
     /// As [`ModelFile::open`].
     pub fn from_gguf_bytes(bytes: Vec<u8>, name: &str) -> Result<Self, ModelFileError> {
-        Self::from_gguf(FileBytes::Owned(bytes), name)
+        Self::from_gguf(None, FileBytes::Owned(bytes), name)
     }
 
     pub fn spec(&self) -> &ModelSpec {
@@ -74,16 +104,77 @@ impl ModelFile {
         all_roles(&self.inner.spec).chain(tied)
     }
 
-    /// Hash over weights, tokenizer and shape, but not over the model's name. Computed once, at
-    /// several gigabytes a second.
+    /// The file or folder that was opened; `None` for bytes in memory.
+    pub fn path(&self) -> Option<&Path> {
+        self.inner.path.as_deref()
+    }
+
+    /// Bytes of all weight files.
+    pub fn file_bytes(&self) -> u64 {
+        self.inner.files.iter().map(|file| file.as_slice().len() as u64).sum()
+    }
+
+    /// `None` where bytes are in memory, or a file was changed within the second before it was
+    /// opened.
+    pub fn stamp(&self) -> Option<ModelStamp> {
+        let mut hasher = blake3::Hasher::new_derive_key("baton 2026 model stamp v1");
+        for file in &self.inner.files {
+            for number in file.facts()?.stamp? {
+                hasher.update(&number.to_le_bytes());
+            }
+        }
+        Some(ModelStamp(hasher.finalize().into()))
+    }
+
+    /// Whether all weight files are files, and `user` owns them.
+    pub fn is_owned_by(&self, user: u32) -> bool {
+        self.facts().all(|facts| facts.is_some_and(|facts| facts.owner == user))
+    }
+
+    /// Whether every user of this machine may read all weight files.
+    pub fn is_public(&self) -> bool {
+        self.facts().all(|facts| facts.is_some_and(|facts| facts.is_public))
+    }
+
+    fn facts(&self) -> impl Iterator<Item = Option<&Facts>> {
+        self.inner.files.iter().map(FileBytes::facts)
+    }
+
+    /// Hash over all bytes of the weight files, at several gigabytes a second; computed once.
+    pub fn content(&self) -> ContentHash {
+        self.content_with(&mut |_| {})
+    }
+
+    /// As [`content`](Self::content); `on_bytes` hears how many bytes have been hashed.
+    pub fn content_with(&self, on_bytes: &mut dyn FnMut(u64)) -> ContentHash {
+        *self.inner.content.get_or_init(|| {
+            let mut hasher = blake3::Hasher::new_derive_key("baton 2026 model content v1");
+            let mut done = 0;
+            for file in &self.inner.files {
+                hasher.update(&(file.as_slice().len() as u64).to_le_bytes());
+                for piece in file.as_slice().chunks(HASH_PIECE_BYTES) {
+                    hasher.update(piece);
+                    done += piece.len() as u64;
+                    on_bytes(done);
+                }
+            }
+            ContentHash(hasher.finalize().into())
+        })
+    }
+
+    /// Spares [`content`](Self::content) its work: for who has hashed files of the same
+    /// [`stamp`](Self::stamp) before. Without effect once it was computed.
+    pub fn trust_content(&self, content: ContentHash) {
+        self.inner.content.get_or_init(|| content);
+    }
+
+    /// Hash over weights, tokenizer and shape, but not over the model's name. Computed once; takes
+    /// as long as [`content`](Self::content).
     pub fn fingerprint(&self) -> ModelFingerprint {
         *self.inner.fingerprint.get_or_init(|| {
             let spec = ModelSpec { name: String::new(), ..self.inner.spec.clone() };
-            let mut hasher = blake3::Hasher::new_derive_key("baton 2026 model fingerprint v1");
-            for file in &self.inner.files {
-                hasher.update(&(file.as_slice().len() as u64).to_le_bytes());
-                hasher.update(file.as_slice());
-            }
+            let mut hasher = blake3::Hasher::new_derive_key("baton 2026 model fingerprint v2");
+            hasher.update(&self.content().0);
             for part in [serde_json::to_vec(&spec), serde_json::to_vec(&self.inner.artifacts)] {
                 let part = part.expect("plain structs of strings and numbers serialise");
                 hasher.update(&(part.len() as u64).to_le_bytes());
@@ -116,15 +207,17 @@ impl ModelFile {
         self.inner.files.iter().for_each(FileBytes::forget_pages);
     }
 
-    fn from_gguf(bytes: FileBytes, name: &str) -> Result<Self, ModelFileError> {
+    fn from_gguf(
+        path: Option<PathBuf>,
+        bytes: FileBytes,
+        name: &str,
+    ) -> Result<Self, ModelFileError> {
         let parsed = gguf::Gguf::parse(bytes.as_slice(), name)?;
         let spec = gguf::read_spec(&parsed, &served_name(name))?;
         let tensors = gguf::find_tensors(&parsed, &spec)?;
         let artifacts = gguf::artifacts(&parsed, &spec)?;
         drop(parsed);
-        let fingerprint = OnceLock::new();
-        let files = vec![bytes];
-        Ok(Self::from_inner(Inner { files, tensors, spec, artifacts, fingerprint }))
+        Ok(Self::from_inner(Inner::new(path, vec![bytes], tensors, spec, artifacts)))
     }
 
     fn from_inner(inner: Inner) -> Self {

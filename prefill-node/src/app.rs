@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use baton_engine_host::{NodeConfig, NodeServer, ServerError};
+use baton_engine::load::LoadObserver;
+use baton_engine_host::{LoadLog, NodeConfig, NodeServer, ServerError};
 use baton_kv_transfer::clock::Clock;
 use baton_kv_transfer::sender::SenderConfig;
 use baton_kv_transfer::timing::Timing;
@@ -31,7 +32,19 @@ impl PrefillNode {
         config: NodeConfig,
         registry: Option<Arc<dyn Registry>>,
     ) -> Result<Self, ServerError> {
-        Ok(Self { server: NodeServer::build(config, Role::Prefill, registry).await? })
+        Self::build_observed(config, registry, Arc::new(LoadLog::default())).await
+    }
+
+    /// As [`build`](Self::build); `observer` hears how the load gets on, instead of the log.
+    ///
+    /// # Errors
+    /// See [`NodeServer::build`].
+    pub async fn build_observed(
+        config: NodeConfig,
+        registry: Option<Arc<dyn Registry>>,
+        observer: Arc<dyn LoadObserver + Send>,
+    ) -> Result<Self, ServerError> {
+        Ok(Self { server: NodeServer::build(config, Role::Prefill, registry, observer).await? })
     }
 
     pub fn grpc_address(&self) -> SocketAddr {

@@ -1,13 +1,13 @@
 //! `baton bench`: how fast an engine is on this machine.
 
-use std::time::Duration;
-
 use baton_engine::bench::{BenchPlan, BenchReport, Limits, Work, measure};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
+use baton_engine::load::WeightsCache;
 use baton_model_files::ModelFile;
+use baton_runtime::logs;
 use baton_types::KvDtype;
-use indicatif::ProgressBar;
 
+use crate::load_bar::{self, LoadBar};
 use crate::{model_source, print};
 
 /// Measures speed.
@@ -33,6 +33,9 @@ pub struct Flags {
     /// Precision of KV: bf16, int8 or int4.
     #[arg(long, value_name = "DTYPE", default_value_t = KvDtype::Bf16)]
     kv_dtype: KvDtype,
+    /// Where packed weights are kept for the next start: beside (the model), off, or a folder.
+    #[arg(long, value_name = "PLACE", default_value_t = WeightsCache::Beside)]
+    weights_cache: WeightsCache,
     /// Lengths of prompts.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,2048")]
     prefill: Vec<usize>,
@@ -78,8 +81,8 @@ fn line(name: &str, tokens_per_s: f64, work: Work, limits: Limits) -> String {
 }
 
 fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchReport> {
-    let progress = ProgressBar::new_spinner().with_message("loading the model");
-    progress.enable_steady_tick(Duration::from_millis(100));
+    logs::init_at(load_bar::LOG_LEVEL);
+    let progress = LoadBar::new();
     let file = ModelFile::open(model)?;
     let plan = BenchPlan {
         prefill_tokens: flags.prefill.clone(),
@@ -91,15 +94,16 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchR
     let kv_tokens = plan.kv_tokens(defaults.block_tokens)?;
     let config = CpuConfig {
         kv_dtype: flags.kv_dtype,
+        weights_cache: flags.weights_cache.clone(),
         threads: if flags.threads == 0 { defaults.threads } else { flags.threads },
         kv_blocks: kv_tokens.div_ceil(defaults.block_tokens) + 1,
         max_logit_rows: defaults.max_logit_rows.max(flags.batch.iter().copied().max().unwrap_or(1)),
         ..defaults
     };
-    let mut backend = CpuBackend::new(&file, config)?;
-    progress.set_message("measuring");
+    let mut backend = CpuBackend::load(&file, config, &progress)?;
+    progress.begin("measuring");
     let threads = backend.threads();
     let report = measure(&mut backend, &plan, threads)?;
-    progress.finish_and_clear();
+    progress.finish();
     Ok(report)
 }

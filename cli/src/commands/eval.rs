@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use anyhow::Context;
 use baton_engine::cpu::{CpuBackend, CpuConfig};
 use baton_engine::eval::perplexity;
+use baton_engine::load::WeightsCache;
 use baton_model_files::ModelFile;
+use baton_runtime::logs;
 use baton_tokenizer::Tokenizer;
 use baton_types::KvDtype;
-use indicatif::ProgressBar;
 use serde_json::json;
 
 use super::StreamingFlags;
+use crate::load_bar::{self, LoadBar};
 use crate::{model_source, print};
 
 /// Measures the quality of a model file.
@@ -44,6 +46,9 @@ pub struct Flags {
     kv_dtype: KvDtype,
     #[command(flatten)]
     streaming: StreamingFlags,
+    /// Where packed weights are kept for the next start: beside (the model), off, or a folder.
+    #[arg(long, value_name = "PLACE", default_value_t = WeightsCache::Beside)]
+    weights_cache: WeightsCache,
     /// Print {"perplexity": …, "tokens": …}.
     #[arg(long)]
     json: bool,
@@ -55,8 +60,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
 }
 
 fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<()> {
-    let progress = ProgressBar::new_spinner().with_message("loading the model");
-    progress.enable_steady_tick(std::time::Duration::from_millis(100));
+    logs::init_at(load_bar::LOG_LEVEL);
+    let progress = LoadBar::new();
     let text = std::fs::read_to_string(&flags.text)
         .with_context(|| format!("{} cannot be read as UTF-8 text", flags.text.display()))?;
     let file = ModelFile::open(model)?;
@@ -65,16 +70,17 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<()> {
     let defaults = CpuConfig::default();
     let config = CpuConfig {
         kv_dtype: flags.kv_dtype,
+        weights_cache: flags.weights_cache.clone(),
         threads: if flags.threads == 0 { defaults.threads } else { flags.threads },
         kv_blocks: flags.context.div_ceil(defaults.block_tokens) + 1,
         ..defaults
     };
-    let mut backend = CpuBackend::new(&file, config)?;
-    progress.set_message(format!("scoring {} tokens", tokens.len()));
+    let mut backend = CpuBackend::load(&file, config, &progress)?;
+    progress.begin(format!("scoring {} tokens", tokens.len()));
     let artifacts = file.artifacts();
     let bos = artifacts.bos_id.filter(|_| artifacts.add_bos);
     let score = perplexity(&mut backend, &tokens, flags.context, bos, flags.streaming.attention())?;
-    progress.finish_and_clear();
+    progress.finish();
     if flags.json {
         return print::json(&json!({
             "perplexity": score.perplexity,

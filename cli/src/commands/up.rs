@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use baton_decode_node::DecodeNode;
+use baton_engine::load::WeightsCache;
 use baton_engine_host::NodeConfig;
 use baton_prefill_node::PrefillNode;
 use baton_registry::{MemoryRegistry, Registry};
@@ -14,10 +15,12 @@ use baton_router::{RouterApp, RouterConfig};
 use baton_runtime::logs;
 use baton_runtime::shutdown::Shutdown;
 use baton_types::KvDtype;
+use indicatif::MultiProgress;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::load_bar::{self, LoadBar};
 use crate::{model_source, print};
 
 /// Starts a router, a prefill node and a decode node on this machine.
@@ -44,6 +47,9 @@ pub struct Flags {
     /// Precision of KV: bf16, int8 in half the memory, int4 in a quarter.
     #[arg(long, value_name = "DTYPE", default_value_t = KvDtype::Bf16)]
     kv_dtype: KvDtype,
+    /// Where packed weights are kept for the next start: beside (the model), off, or a folder.
+    #[arg(long, value_name = "PLACE", default_value_t = WeightsCache::Beside)]
+    weights_cache: WeightsCache,
     /// Prompts up to so many tokens are prefilled at the decode node; 0: none, so that every
     /// prompt is handed over.
     #[arg(long, value_name = "N", default_value_t = local_prefill_default())]
@@ -64,7 +70,7 @@ const GRACE: Duration = Duration::from_secs(30);
 
 pub async fn run(flags: Flags) -> anyhow::Result<()> {
     // The ready block shall stand out.
-    logs::init_at("warn");
+    logs::init_at(load_bar::LOG_LEVEL);
     let shutdown = Shutdown::new();
     shutdown.on_signals(GRACE)?;
     let model = model_source::find(&flags.model).await?;
@@ -79,11 +85,17 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let router = RouterApp::build(router_config, Some(registry.clone()), &shutdown).await?;
     let (prefill_threads, decode_threads) = split(flags.threads);
     let config = |threads| node_config(&flags, &model, threads);
+    let bars = MultiProgress::new();
+    let bar = |name| Arc::new(LoadBar::among(&bars, name));
+    let (prefill_bar, decode_bar) = (bar("prefill node:"), bar("decode node: "));
+    let (member, place) = (Some(registry.clone()), Some(registry));
     let (prefill, decode) = tokio::try_join!(
-        PrefillNode::build(config(prefill_threads), Some(registry.clone())),
-        DecodeNode::build(config(decode_threads), Some(registry.clone())),
+        PrefillNode::build_observed(config(prefill_threads), member, prefill_bar.clone()),
+        DecodeNode::build_observed(config(decode_threads), place, decode_bar.clone()),
     )
     .context("a node could not be started")?;
+    prefill_bar.finish();
+    decode_bar.finish();
     let ready = ReadyBlock {
         model: model.display().to_string(),
         http: router.http_address(),
@@ -151,6 +163,7 @@ fn node_config(flags: &Flags, model: &Path, threads: usize) -> NodeConfig {
         threads,
         kv_pool_mib: flags.kv_pool_mib,
         kv_dtype: flags.kv_dtype,
+        weights_cache: flags.weights_cache.clone(),
         drain_grace_ms: GRACE.as_millis() as u64,
         ..NodeConfig::on_ports(0, 0)
     }

@@ -2,6 +2,7 @@
 
 use baton_types::KvDtype;
 
+use crate::load::{WeightsCache, WeightsMemory};
 use crate::pool::SpinPolicy;
 use crate::simd::Isa;
 
@@ -26,10 +27,13 @@ pub struct CpuConfig {
     pub kv_blocks: usize,
     pub max_step_tokens: usize,
     pub max_logit_rows: usize,
+    /// Where packed weights are kept from one start to the next.
+    pub weights_cache: WeightsCache,
+    pub weights_memory: WeightsMemory,
 }
 
 impl Default for CpuConfig {
-    /// All cores, and room for 16,384 tokens in blocks of 16.
+    /// All cores, room for 16,384 tokens in blocks of 16, and nothing kept on a disk.
     fn default() -> Self {
         Self {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
@@ -40,6 +44,8 @@ impl Default for CpuConfig {
             kv_blocks: 1024,
             max_step_tokens: 512,
             max_logit_rows: 64,
+            weights_cache: WeightsCache::Off,
+            weights_memory: WeightsMemory::Auto,
         }
     }
 }

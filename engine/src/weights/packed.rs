@@ -4,6 +4,12 @@ use baton_model_files::TensorDtype;
 
 use super::stored::{SMALL, SUPER, Scheme, SmallBlock, SuperBlock};
 
+/// Names everything about packed bytes: this module's places, the order of rows in a panel
+/// (`matrix.rs`) and which tensors share a matrix (`weights.rs`). Packed files of another version
+/// are packed again. **Add one with any change of those**; `packed_file::tests` fails until it is
+/// done.
+pub(crate) const PACKING_VERSION: u32 = 1;
+
 /// Output rows of a panel.
 pub(crate) const PANEL_ROWS: usize = 32;
 /// Output rows of half a panel.

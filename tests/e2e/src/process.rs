@@ -17,6 +17,14 @@ pub enum Signal {
     Continue,
 }
 
+/// Memory that holds pages of files.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MappedBytes {
+    pub resident: usize,
+    /// What a page is shared out among all processes that map it.
+    pub proportional: usize,
+}
+
 /// A running process. Dropped, it is killed; in a test that fails, the end of its log is printed.
 /// It stays in the test's own process group, so that Ctrl-C ends both.
 #[derive(Debug)]
@@ -54,8 +62,6 @@ impl Process {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// # Panics
-    /// Where the signal cannot be sent.
     /// Memory of the process that is in RAM now.
     ///
     /// # Panics
@@ -68,6 +74,33 @@ impl Process {
         kib.and_then(|kib| kib.parse::<usize>().ok()).expect("VmRSS in kB") << 10
     }
 
+    /// Pages of files whose names end with `suffix`.
+    ///
+    /// # Panics
+    /// Where the process does not run.
+    pub fn mapped_bytes(&self, suffix: &str) -> MappedBytes {
+        let smaps = format!("/proc/{}/smaps", self.child.id());
+        let smaps = std::fs::read_to_string(smaps).expect("the process runs");
+        let mut sum = MappedBytes::default();
+        let mut counts = false;
+        for line in smaps.lines() {
+            let Some((key, value)) = line.split_once(':').filter(|(key, _)| !key.contains('-'))
+            else {
+                counts = line.ends_with(suffix);
+                continue;
+            };
+            let kib = value.trim().strip_suffix(" kB").and_then(|kib| kib.parse::<usize>().ok());
+            match (key, kib.filter(|_| counts)) {
+                ("Rss", Some(kib)) => sum.resident += kib << 10,
+                ("Pss", Some(kib)) => sum.proportional += kib << 10,
+                _ => {}
+            }
+        }
+        sum
+    }
+
+    /// # Panics
+    /// Where the signal cannot be sent.
     pub fn signal(&self, signal: Signal) {
         let name = match signal {
             Signal::Terminate => "TERM",

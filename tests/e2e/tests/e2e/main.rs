@@ -9,5 +9,6 @@ mod malformed_grpc;
 mod malformed_http;
 mod overload;
 mod refuses_to_start;
+mod start;
 mod streaming;
 mod transfer_hidden;
