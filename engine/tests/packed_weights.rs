@@ -13,7 +13,9 @@ use std::sync::Mutex;
 
 use baton_engine::backend::{Backend, LogitRows, NoSink, Span};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
-use baton_engine::load::{LoadEvent, LoadObserver, LoadProgress, LoadStage, WeightsCache};
+use baton_engine::load::{
+    LoadEvent, LoadObserver, LoadProgress, LoadStage, WeightsCache, WeightsMemory,
+};
 use baton_model_files::ModelFile;
 use baton_types::BlockId;
 use support::families::{self, FAMILIES};
@@ -340,4 +342,12 @@ fn small_pages_are_copied_unless_sharing_is_wanted() {
         assert_eq!(heard, ["mapped", "copied"]);
     }
     assert!(got == want);
+    let heard = Heard::default();
+    let config = CpuConfig {
+        weights_cache: model.cache(),
+        weights_memory: WeightsMemory::Shared,
+        ..CpuConfig::default()
+    };
+    CpuBackend::load(&ModelFile::open(&model.path).unwrap(), config, &heard).unwrap();
+    assert_eq!(heard.events.into_inner().unwrap(), ["mapped"]);
 }

@@ -20,7 +20,6 @@ use crate::cpu::CpuError;
 use crate::load::{LoadEvent, LoadObserver, LoadProgress, LoadStage, WeightsCache, WeightsMemory};
 use crate::memory::{Buffer, FileMap, has_huge_pages};
 use crate::packed_file::PackedPlan;
-use crate::pool::share;
 use file::Found;
 
 /// Files below it are never copied: caches and TLBs hold most of them whatever their pages.
@@ -102,14 +101,10 @@ impl Loader<'_> {
         }
         // Without the memory for it, the file does.
         let mut copy = Buffer::zeroed(map.len()).ok()?;
-        let out = copy.parts();
+        let part_bytes = map.len().div_ceil(self.threads);
         std::thread::scope(|scope| {
-            for thread in 0..self.threads {
-                scope.spawn(move || {
-                    let part = share(map.len(), self.threads, thread);
-                    // SAFETY: the threads' parts do not overlap.
-                    unsafe { out.of_mut(part.clone()) }.copy_from_slice(&map[part]);
-                });
+            for (to, from) in copy.chunks_mut(part_bytes).zip(map.chunks(part_bytes)) {
+                scope.spawn(|| to.copy_from_slice(from));
             }
         });
         let (path, huge_bytes) = (path.to_owned(), huge_bytes as u64);

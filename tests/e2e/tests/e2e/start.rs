@@ -22,6 +22,8 @@ async fn node(name: &str, folder: &Path, model: &Path, flags: &[&str]) -> Proces
     command.args([format!("--grpc=127.0.0.1:{}", ports::free()), "--threads=2".into()]);
     command.arg(format!("--http=127.0.0.1:{port}")).args(flags);
     command.env("NO_COLOR", "1").env("BATON_KV_POOL_MIB", "16");
+    // Whatever pages the temporary folder's file system has.
+    command.env("BATON_WEIGHTS_MEMORY", "shared");
     let process = Process::start(name, folder, &mut command);
     wait::until(READY_WITHIN, "a ready node", || async {
         let reply = http::get(([127, 0, 0, 1], port).into(), "/readyz").await;
