@@ -10,8 +10,8 @@ use clap::Parser;
 
 /// A decode node: holds KV and generates tokens.
 ///
-/// Example: baton-decode --model models/SmolLM2-135M-Instruct.Q4_1.gguf --grpc 127.0.0.1:50071
-/// --http 127.0.0.1:9071 --etcd http://127.0.0.1:2379
+/// Example: baton-decode --model models/SmolLM2-135M-Instruct.Q4_1.gguf --grpc 127.0.0.1:50071 \
+///   --http 127.0.0.1:9071 --etcd http://127.0.0.1:2379
 #[derive(Debug, Parser)]
 #[command(name = "baton-decode", version, verbatim_doc_comment)]
 struct Flags {

@@ -32,20 +32,22 @@ pub enum WeightsMemory {
     Shared,
 }
 
-/// An empty path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an empty path is no place for packed weights; give beside, off, or a folder")]
-pub struct NoPlace;
+/// No folder's path: without a slash it may be a keyword that was meant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no place for packed weights; give beside, off, or a folder with a slash, as ./{0}"
+)]
+pub struct NoPlace(String);
 
 impl FromStr for WeightsCache {
     type Err = NoPlace;
 
     fn from_str(text: &str) -> Result<Self, NoPlace> {
         match text {
-            "" => Err(NoPlace),
             "off" => Ok(Self::Off),
             "beside" => Ok(Self::Beside),
-            path => Ok(Self::Folder(path.into())),
+            path if path.contains('/') => Ok(Self::Folder(path.into())),
+            other => Err(NoPlace(other.to_owned())),
         }
     }
 }

@@ -351,3 +351,34 @@ fn small_pages_are_copied_unless_sharing_is_wanted() {
     CpuBackend::load(&ModelFile::open(&model.path).unwrap(), config, &heard).unwrap();
     assert_eq!(heard.events.into_inner().unwrap(), ["mapped"]);
 }
+
+/// Part of the weights would be of one model, part of another, under a fingerprint of either.
+#[test]
+fn a_model_that_changes_while_it_is_loaded_is_refused() {
+    for cache in [None, Some(WeightsCache::Off)] {
+        let model = Model::tiny();
+        let opened = ModelFile::open(&model.path).unwrap();
+        // Clocks of file systems are coarse.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let file = fs::OpenOptions::new().write(true).open(&model.path).unwrap();
+        let last = file.metadata().unwrap().len() - 1;
+        std::os::unix::fs::FileExt::write_all_at(&file, &[7], last).unwrap();
+        let weights_cache = cache.unwrap_or_else(|| model.cache());
+        let config = CpuConfig { weights_cache, ..CpuConfig::default() };
+        let error = CpuBackend::load(&opened, config, &Heard::default()).unwrap_err().to_string();
+        assert!(error.contains("changed while they were read"), "{error}");
+        let kept = fs::read_dir(model.folder.path().join("cache")).into_iter().flatten();
+        let kept = kept.filter(|file| file.as_ref().unwrap().path().extension().is_some());
+        assert!(kept.flatten().all(|file| file.file_name().to_string_lossy().ends_with("tmp")));
+    }
+}
+
+#[test]
+fn a_place_without_a_slash_may_be_a_keyword_that_was_meant() {
+    assert_eq!("off".parse(), Ok(WeightsCache::Off));
+    assert_eq!("./off".parse(), Ok(WeightsCache::Folder("./off".into())));
+    for wrong in ["OFF", "no", ""] {
+        let error = wrong.parse::<WeightsCache>().unwrap_err().to_string();
+        assert!(error.contains("give beside, off, or a folder with a slash"), "{error}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use memmap2::{Mmap, UncheckedAdvice};
@@ -24,6 +24,9 @@ pub(crate) struct Facts {
     /// Size, inode, times of the last change of content and inode: tells the file from another,
     /// and from itself after a change. `None` for a file that has not settled yet.
     pub(crate) stamp: Option<[u64; 6]>,
+    /// The same, settled or not, and where the file lies.
+    seen: [u64; 6],
+    path: PathBuf,
     pub(crate) owner: u32,
     /// Whether every user may read it.
     pub(crate) is_public: bool,
@@ -49,7 +52,7 @@ impl FileBytes {
         // model file while it is served ends the process (SIGBUS), as with any mapped file; the
         // bytes are only ever read as plain integers, so a change of them breaks no invariant.
         let map = unsafe { Mmap::map(&file) }.map_err(open)?;
-        Ok(Self::Mapped(map, Facts::of(&metadata)))
+        Ok(Self::Mapped(map, Facts::of(path, &metadata)))
     }
 
     /// `None` where the bytes are no file's.
@@ -78,16 +81,28 @@ impl FileBytes {
 }
 
 impl Facts {
-    fn of(file: &Metadata) -> Self {
+    fn of(path: &Path, file: &Metadata) -> Self {
         let (changed_s, changed_ns) = (file.ctime() as u64, file.ctime_nsec() as u64);
         let changed = UNIX_EPOCH + Duration::new(changed_s, changed_ns as u32);
         let age = SystemTime::now().duration_since(changed).unwrap_or_default();
-        let (written_s, written_ns) = (file.mtime() as u64, file.mtime_nsec() as u64);
-        let stamp = [file.size(), file.ino(), written_s, written_ns, changed_s, changed_ns];
+        let seen = stamp_of(file);
         Self {
-            stamp: (age >= SETTLED_AFTER).then_some(stamp),
+            stamp: (age >= SETTLED_AFTER).then_some(seen),
+            seen,
+            path: path.to_owned(),
             owner: file.uid(),
             is_public: file.mode() & 0o004 != 0,
         }
     }
+
+    /// Whether the file is still what it was when it was opened.
+    pub(crate) fn still_hold(&self) -> bool {
+        std::fs::metadata(&self.path).is_ok_and(|file| stamp_of(&file) == self.seen)
+    }
+}
+
+fn stamp_of(file: &Metadata) -> [u64; 6] {
+    let (written_s, written_ns) = (file.mtime() as u64, file.mtime_nsec() as u64);
+    let (changed_s, changed_ns) = (file.ctime() as u64, file.ctime_nsec() as u64);
+    [file.size(), file.ino(), written_s, written_ns, changed_s, changed_ns]
 }

@@ -126,6 +126,12 @@ impl ModelFile {
         Some(ModelStamp(hasher.finalize().into()))
     }
 
+    /// Whether all weight files are what they were when they were opened. Who reads them for some
+    /// time asks afterwards: a file that is changed in place shows under the map.
+    pub fn is_unchanged(&self) -> bool {
+        self.facts().flatten().all(Facts::still_hold)
+    }
+
     /// Whether all weight files are files, and `user` owns them.
     pub fn is_owned_by(&self, user: u32) -> bool {
         self.facts().all(|facts| facts.is_some_and(|facts| facts.owner == user))

@@ -10,8 +10,8 @@ use clap::Parser;
 
 /// A prefill node: computes prompts and hands their KV to decode nodes.
 ///
-/// Example: baton-prefill --model models/SmolLM2-135M-Instruct.Q4_1.gguf --grpc 127.0.0.1:50061
-/// --http 127.0.0.1:9061 --etcd http://127.0.0.1:2379
+/// Example: baton-prefill --model models/SmolLM2-135M-Instruct.Q4_1.gguf --grpc 127.0.0.1:50061 \
+///   --http 127.0.0.1:9061 --etcd http://127.0.0.1:2379
 #[derive(Debug, Parser)]
 #[command(name = "baton-prefill", version, verbatim_doc_comment)]
 struct Flags {

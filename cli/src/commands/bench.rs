@@ -19,8 +19,8 @@ pub enum Command {
 /// Tokens per second of prefill and decode, without sampling, scheduler or network, and how near
 /// that comes to what the machine can do at most, measured in the same run.
 ///
-/// Example: baton bench engine --model models/SmolLM2-135M-Instruct.Q4_1.gguf --threads 2
-/// --prefill 512,2048 --batch 1,8,32 --context 128 --json
+/// Example: baton bench engine --model models/SmolLM2-135M-Instruct.Q4_1.gguf --threads 2 \
+///   --prefill 512,2048 --batch 1,8,32 --context 128 --json
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Flags {

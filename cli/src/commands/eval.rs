@@ -24,8 +24,8 @@ pub enum Command {
 
 /// Perplexity of a model on a text: chunks of --context tokens, the second half of each scored.
 ///
-/// Example: baton eval perplexity --model models/SmolLM2-135M-Instruct.Q4_1.gguf
-/// --text /usr/share/common-licenses/GPL-3 --context 512 --json
+/// Example: baton eval perplexity --model models/SmolLM2-135M-Instruct.Q4_1.gguf \
+///   --text /usr/share/common-licenses/GPL-3 --context 512 --json
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Flags {

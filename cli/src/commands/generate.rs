@@ -8,8 +8,8 @@ use crate::print;
 
 /// Generates from a raw prompt.
 ///
-/// Example: baton generate --prompt "The capital of France is" --max-tokens 16 --temperature 0
-/// --json
+/// Example: baton generate --prompt "The capital of France is" --max-tokens 16 --temperature 0 \
+///   --json
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Flags {

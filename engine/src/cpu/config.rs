@@ -61,6 +61,8 @@ pub enum CpuError {
     Isa(Isa),
     #[error("no memory for weights and KV pool: {0}; give it a smaller KV pool or context")]
     Memory(#[source] std::io::Error),
+    #[error("the model's files were changed while they were read; start again when they are whole")]
+    ModelChanged,
     #[error("cannot start the engine's threads: {0}")]
     Threads(#[source] std::io::Error),
 }

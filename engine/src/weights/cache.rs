@@ -36,8 +36,15 @@ pub(crate) struct Loader<'a> {
 
 impl Loader<'_> {
     /// # Errors
-    /// When there is no memory.
+    /// When there is no memory, or the model's files were changed meanwhile: part of the weights
+    /// would be of one model, part of another, under a fingerprint of either.
     pub(crate) fn load(&self, cache: &WeightsCache) -> Result<Weights, CpuError> {
+        let weights = self.find_or_pack(cache)?;
+        self.hash();
+        if self.model.is_unchanged() { Ok(weights) } else { Err(CpuError::ModelChanged) }
+    }
+
+    fn find_or_pack(&self, cache: &WeightsCache) -> Result<Weights, CpuError> {
         let plan = PackedPlan::of(self.model);
         let places = places::of(cache, self.model);
         for path in &places {

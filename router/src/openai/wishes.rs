@@ -58,9 +58,7 @@ pub(super) fn take(fields: &mut Fields) -> Result<(Wishes, Delivery), Error> {
         logprobs: None,
         prompt_logprobs: None,
         deadline_ms: fields.take("deadline_ms")?,
-        streaming_attention: fields
-            .take("streaming_attention")?
-            .map(|StreamingField { sinks, window }| StreamingAttention { sinks, window }),
+        streaming_attention: take_streaming(fields)?,
     };
     let stream = fields.take("stream")?.unwrap_or(false);
     let options: Option<StreamOptions> = fields.take("stream_options")?;
@@ -74,6 +72,19 @@ pub(super) fn take(fields: &mut Fields) -> Result<(Wishes, Delivery), Error> {
         return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
     };
     Ok((wishes, delivery))
+}
+
+/// An object of two numbers.
+fn take_streaming(fields: &mut Fields) -> Result<Option<StreamingAttention>, Error> {
+    let Some(value) = fields.take::<Value>("streaming_attention")? else { return Ok(None) };
+    if !value.is_object() {
+        let message = "streaming_attention must be an object of sinks and window";
+        return Err(Error::invalid("streaming_attention", message));
+    }
+    let field = serde_json::from_value(value);
+    field
+        .map(|StreamingField { sinks, window }| Some(StreamingAttention { sinks, window }))
+        .map_err(|error| Error::invalid("streaming_attention", error.to_string()))
 }
 
 /// A string, or a list of strings.

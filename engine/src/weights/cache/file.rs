@@ -93,7 +93,11 @@ impl Loader<'_> {
             self.progress(LoadStage::Packing, done, plan);
             Ok::<_, io::Error>(PackedMatrix::absent(recipe.shape()))
         })?;
-        writer.finish(self.hash(), self.model.stamp())?;
+        let content = self.hash();
+        if !self.model.is_unchanged() {
+            return Err(io::Error::other("the model was changed while it was read"));
+        }
+        writer.finish(content, self.model.stamp())?;
         let map = FileMap::new(target.file())?;
         target.place(path, self.model.is_public())?;
         Ok((map, false))
@@ -122,7 +126,7 @@ impl Loader<'_> {
         target.place(path, self.model.is_public())
     }
 
-    fn hash(&self) -> ContentHash {
+    pub(super) fn hash(&self) -> ContentHash {
         let total_bytes = self.model.file_bytes();
         self.model.content_with(&mut |done_bytes| {
             let stage = LoadStage::Hashing;

@@ -47,8 +47,9 @@ fn distinct_name(model: &Path) -> OsString {
 fn user_folder() -> Option<PathBuf> {
     let absolute =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-    Some(caches?.join("baton"))
+    // Users of services have homes that do not exist, and shall not.
+    let home = || Some(absolute("HOME").filter(|home| home.is_dir())?.join(".cache"));
+    Some(absolute("XDG_CACHE_HOME").or_else(home)?.join("baton"))
 }
 
 #[cfg(test)]
