@@ -30,7 +30,8 @@ pub struct BenchPlan {
 pub struct BenchReport {
     pub prefill: Vec<PrefillSpeed>,
     pub decode: Vec<DecodeSpeed>,
-    pub limits: Limits,
+    /// The reads are of as many bytes as the weights that one token needs.
+    pub limits: MachineLimits,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -62,26 +63,6 @@ pub struct Work {
     pub bytes_per_s: f64,
 }
 
-/// Ceilings, measured in the same run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Limits {
-    /// A plain streaming read of as many bytes as the weights that one token needs.
-    pub read_bytes_per_s: f64,
-    /// Dots of bytes; AVX-512 only.
-    pub dot_ops_per_s: Option<f64>,
-    /// Fused multiply-adds of `f32`.
-    pub float_ops_per_s: f64,
-}
-
-impl Limits {
-    /// The time that `work` takes at the ceilings of arithmetic, of the time that it took; `None`
-    /// where they were not measured.
-    pub fn arithmetic_share(&self, work: Work) -> Option<f64> {
-        let floats = (work.flops_per_s - work.dot_ops_per_s) / self.float_ops_per_s;
-        Some(floats + work.dot_ops_per_s / self.dot_ops_per_s?)
-    }
-}
-
 impl Work {
     fn over(cost: StepCost, seconds: f64) -> Self {
         Self {
@@ -89,6 +70,13 @@ impl Work {
             dot_ops_per_s: cost.dot_ops as f64 / seconds,
             bytes_per_s: (cost.weight_bytes + cost.kv_bytes) as f64 / seconds,
         }
+    }
+
+    /// The time that it takes at the ceilings of arithmetic, of the time that it took; `None` where
+    /// they were not measured.
+    pub fn arithmetic_share(&self, limits: &MachineLimits) -> Option<f64> {
+        let floats = (self.flops_per_s - self.dot_ops_per_s) / limits.float_ops_per_s;
+        Some(floats + self.dot_ops_per_s / limits.dot_ops_per_s?)
     }
 }
 
@@ -243,13 +231,11 @@ fn decode(
 }
 
 /// Ceilings for reads of as many bytes as one token's weights have.
-fn limits(backend: &mut dyn Backend, threads: usize) -> Result<Limits, BenchError> {
+fn limits(backend: &mut dyn Backend, threads: usize) -> Result<MachineLimits, BenchError> {
     let blocks = blocks_of(backend, 0, 1);
     prefill(backend, 1, &blocks)?;
     let bytes = backend.last_cost().weight_bytes as usize;
-    let MachineLimits { read_bytes_per_s, dot_ops_per_s, float_ops_per_s } =
-        measure_limits(threads, bytes)?;
-    Ok(Limits { read_bytes_per_s, dot_ops_per_s, float_ops_per_s })
+    Ok(measure_limits(threads, bytes)?)
 }
 
 /// Pages of sequence `index`, when all take `tokens` tokens.

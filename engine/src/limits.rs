@@ -4,6 +4,8 @@
 use std::io;
 use std::time::Instant;
 
+use serde::Serialize;
+
 use crate::Isa;
 use crate::cpu::CpuConfig;
 use crate::kernels::burn::{DOT_ROUND_OPS, FLOAT_ROUND_OPS};
@@ -18,7 +20,7 @@ const REPEATS: usize = 25;
 const BURN_ROUNDS: usize = 1_000_000;
 
 /// Ceilings of one machine, for a number of threads.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct MachineLimits {
     /// Bytes that a plain streaming read of a buffer yields in a second.
     pub read_bytes_per_s: f64,

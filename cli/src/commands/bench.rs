@@ -1,7 +1,8 @@
 //! `baton bench`: how fast an engine is on this machine.
 
-use baton_engine::bench::{BenchPlan, BenchReport, Limits, Work, measure};
+use baton_engine::bench::{BenchPlan, BenchReport, Work, measure};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
+use baton_engine::limits::MachineLimits;
 use baton_engine::load::WeightsCache;
 use baton_model_files::ModelFile;
 use baton_runtime::logs;
@@ -62,20 +63,20 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     }
     for case in &report.prefill {
         let name = format!("prefill {:>5} tokens", case.tokens);
-        print::line(&line(&name, case.tokens_per_s, case.work, report.limits))?;
+        print::line(&line(&name, case.tokens_per_s, case.work, &report.limits))?;
     }
     for case in &report.decode {
         let name = format!("decode  batch {:>3} at {:>5}", case.batch, case.context);
-        print::line(&line(&name, case.tokens_per_s, case.work, report.limits))?;
+        print::line(&line(&name, case.tokens_per_s, case.work, &report.limits))?;
     }
     Ok(())
 }
 
 /// One case beside the machine's limits.
-fn line(name: &str, tokens_per_s: f64, work: Work, limits: Limits) -> String {
+fn line(name: &str, tokens_per_s: f64, work: Work, limits: &MachineLimits) -> String {
     let read = 100.0 * work.bytes_per_s / limits.read_bytes_per_s;
-    let arithmetic = limits
-        .arithmetic_share(work)
+    let arithmetic = work
+        .arithmetic_share(limits)
         .map_or_else(String::new, |share| format!(", {:.0} % of its arithmetic", 100.0 * share));
     format!("{name:<24} {tokens_per_s:>9.1} t/s  {read:.0} % of the machine's reads{arithmetic}")
 }

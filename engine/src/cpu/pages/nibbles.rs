@@ -55,8 +55,10 @@ impl Pages {
     pub(super) fn copy_nibbles(&mut self, source: Slot, target: Slot, is_value: bool) {
         for d in 0..source.dim {
             // Both halves of a byte are of one token, at the same place in each slot.
-            let (from, to) = (source.nibble(is_value, d).0, target.nibble(is_value, d).0);
-            self.data[to] = self.data[from];
+            let (from, shift) = source.nibble(is_value, d);
+            if shift == 0 {
+                self.data[target.nibble(is_value, d).0] = self.data[from];
+            }
         }
     }
 }
