@@ -9,10 +9,10 @@ use crate::backend::{LogitRows, Span};
 use crate::kernels::attention::CHUNK_TOKENS;
 
 /// Query rows (tokens times heads of a group) that share the loads of K and V.
-pub(super) const TILE_ROWS: usize = 12;
+pub(super) const TILE_ROWS: usize = 24;
 
 /// Attention is split by chunks of keys when there are fewer units than this for each thread.
-const UNITS_PER_THREAD: usize = 4;
+pub(super) const UNITS_PER_THREAD: usize = 4;
 
 /// One token of the step.
 pub(super) struct Row {
@@ -59,6 +59,11 @@ impl QueryTile {
                 KeyChunk { first, is_sinks: false }
             }
         }
+    }
+
+    /// Position of the last.
+    pub(super) fn last_position(&self) -> usize {
+        self.position + self.rows.len() - 1
     }
 
     /// The keys that the tile's token at `position` sees.
@@ -109,7 +114,8 @@ pub(super) struct Unit {
 /// The attention of one layer.
 #[derive(Default)]
 pub(super) struct Work {
-    /// Longest first, so that threads end together.
+    /// Longest first, so that threads end together; those of one head together, so that its keys
+    /// stay in the caches.
     pub(super) units: Vec<Unit>,
     /// Whether units are single chunks, whose results are merged afterwards.
     pub(super) is_split: bool,
@@ -239,7 +245,7 @@ impl<'a> Batch<'a> {
             }
         }
         if !is_split {
-            units.sort_by_key(|unit| std::cmp::Reverse(unit.chunks.len()));
+            units.sort_by_key(|unit| (std::cmp::Reverse(unit.chunks.len()), unit.head));
         }
         // From what the first sees to what the last sees.
         let keys = |first: &Row, last: &Row| {

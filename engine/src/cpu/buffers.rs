@@ -6,7 +6,7 @@ use super::CpuConfig;
 use super::batch::TILE_ROWS;
 use crate::kernels::attention::{CHUNK_TOKENS, Partial};
 use crate::kernels::experts::{Pick, Routes};
-use crate::kernels::matmul::{PanelBlock, panel_blocks};
+use crate::kernels::matmul::{PanelBlock, scratch_blocks};
 use crate::kernels::quantize::QuantRows;
 use crate::memory::Buffer;
 use crate::weights::{PANEL_ROWS, Weights};
@@ -98,7 +98,7 @@ impl Buffers {
             attended: Buffer::zeroed(rows * query_width)?,
             gated: Buffer::zeroed(rows * slots * spec.ffn)?,
             quants: QuantRows::new(rows, widest)?,
-            unpacked: Buffer::zeroed(config.threads * panel_blocks(columns))?,
+            unpacked: Buffer::zeroed(config.threads * scratch_blocks(columns))?,
             logits: Buffer::zeroed(
                 config.max_logit_rows * spec.vocab.next_multiple_of(PANEL_ROWS),
             )?,

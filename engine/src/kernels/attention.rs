@@ -11,7 +11,7 @@ pub(crate) mod format;
 
 use std::ops::Range;
 
-use format::TileFormat;
+use format::{FEW_ROWS, TileFormat};
 
 use super::numerics::{exp2, exp2_lanes};
 use crate::simd::{LANES, Lanes};
@@ -50,6 +50,8 @@ pub(crate) struct Chunk<'a> {
     /// The chunk's tiles, each of [`TileFormat::tile_bytes`], aligned to 64; past the last visible
     /// key repeated.
     pub(crate) tiles: [*const u8; CHUNK_TILES],
+    /// The tiles whose keys are wanted next; only a hint, for they are never read.
+    pub(crate) next: [*const u8; CHUNK_TILES],
     /// Room for `[row][dim]`: the queries, where the format wants them as bytes.
     pub(crate) quants: &'a mut [i8],
     /// Room for `[row][256]`.
@@ -78,6 +80,7 @@ pub(crate) unsafe fn attend<L: Lanes, F: TileFormat>(l: L, chunk: &mut Chunk<'_>
         while first < rows {
             let span = |count: usize| first..first + count;
             first += match rows - first {
+                24.. if L::MANY_REGISTERS => rows_of::<L, F, 24, 1, 1>(l, chunk, span(24)),
                 12.. if L::MANY_REGISTERS => rows_of::<L, F, 12, 1, 1>(l, chunk, span(12)),
                 8.. if L::MANY_REGISTERS => rows_of::<L, F, 8, 2, 2>(l, chunk, span(8)),
                 6.. if L::MANY_REGISTERS => rows_of::<L, F, 6, 2, 2>(l, chunk, span(6)),
@@ -175,28 +178,50 @@ unsafe fn rows_of<L: Lanes, F: TileFormat, const R: usize, const T: usize, const
 #[inline(always)]
 unsafe fn softmax<L: Lanes, F: TileFormat>(l: L, chunk: &mut Chunk<'_>, row: usize) {
     let (from, visible) = (chunk.from[row] as usize, chunk.visible[row] as usize);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if from.is_multiple_of(LANES) && visible.is_multiple_of(LANES) {
+            softmax_over::<L, F, true>(l, chunk, row, from, visible);
+        } else {
+            softmax_over::<L, F, false>(l, chunk, row, from, visible);
+        }
+    }
+}
+
+/// [`softmax`] over keys `from..visible`. `WHOLE`: the row sees all or nothing of every tile.
+///
+/// # Safety
+/// As [`attend`].
+#[inline(always)]
+unsafe fn softmax_over<L: Lanes, F: TileFormat, const WHOLE: bool>(
+    l: L,
+    chunk: &mut Chunk<'_>,
+    row: usize,
+    from: usize,
+    visible: usize,
+) {
     let scores = &mut chunk.scores[row * CHUNK_TOKENS..][..CHUNK_TOKENS];
     let first_tile = from / LANES;
     let tiles = &mut scores.as_chunks_mut::<LANES>().0[first_tile..visible.div_ceil(LANES)];
     // From here on both count from the first of these tiles.
     let (from, visible) = (from % LANES, visible - first_tile * LANES);
-    let lowest = l.splat(f32::NEG_INFINITY);
-    let mut max = lowest;
-    for (t, tile) in tiles.iter().enumerate() {
-        let mut score = l.keep_first(visible - t * LANES, l.load(tile), lowest);
-        if t == 0 {
-            score = l.keep_first(from, lowest, score);
+    // What the row sees of tile `t`, and `other` in the other slots.
+    let seen = |t: usize, x: L::F, other: L::F| {
+        if WHOLE {
+            return x;
         }
-        max = l.max(max, score);
+        let x = l.keep_first(visible - t * LANES, x, other);
+        if t == 0 { l.keep_first(from, other, x) } else { x }
+    };
+    let mut max = l.splat(f32::NEG_INFINITY);
+    for (t, tile) in tiles.iter().enumerate() {
+        max = l.max(max, seen(t, l.load(tile), l.splat(f32::NEG_INFINITY)));
     }
     let max = l.reduce_max(max);
     let mut sum = l.splat(0.0);
     for (t, tile) in tiles.iter_mut().enumerate() {
         let weight = exp2_lanes(l, l.sub(l.load(tile), l.splat(max)));
-        let mut weight = l.keep_first(visible - t * LANES, weight, l.splat(0.0));
-        if t == 0 {
-            weight = l.keep_first(from, l.splat(0.0), weight);
-        }
+        let weight = seen(t, weight, l.splat(0.0));
         sum = l.add(sum, weight);
         // SAFETY: this tile has a token that the row sees.
         l.store(unsafe { F::weigh(l, chunk.tiles[first_tile + t], chunk.dim, weight) }, tile);
@@ -219,6 +244,7 @@ unsafe fn values<L: Lanes, F: TileFormat, const R: usize, const D: usize>(
     tokens: Range<usize>,
 ) {
     let dim = chunk.dim;
+    let groups = dim / LANES;
     let mut acc = [[l.splat(0.0); D]; R];
     if tokens.start > 0 {
         for r in 0..R {
@@ -240,6 +266,11 @@ unsafe fn values<L: Lanes, F: TileFormat, const R: usize, const D: usize>(
                 w[r] = unsafe { (*weights.add(at), *weights.add(at + 1)) };
             }
             for d in 0..D {
+                if R <= FEW_ROWS {
+                    // As much of the next keys as is read here of values: two tokens of 16.
+                    let at = (pair * groups + group + d) * 2 * LANES * F::BITS / 8;
+                    l.prefetch(chunk.next[t].wrapping_add(at));
+                }
                 // SAFETY: the pair lies in the tile, and so do `dim / 16` groups.
                 let (even, odd) = unsafe { F::pair(l, chunk.tiles[t], dim, pair, group + d) };
                 for r in 0..R {
@@ -270,16 +301,17 @@ unsafe fn values_of<L: Lanes, F: TileFormat>(
 ) {
     let dim = chunk.dim;
     let out = chunk.out.values[row * dim..][..dim].as_chunks_mut::<LANES>().0;
-    for token in tokens {
-        let weight = l.splat(chunk.scores[row * CHUNK_TOKENS + token]);
-        let pair = token % TILE_TOKENS / 2;
-        let tile = chunk.tiles[token / TILE_TOKENS];
-        for (d, out) in out.iter_mut().enumerate() {
+    let weights = &chunk.scores[row * CHUNK_TOKENS..][..CHUNK_TOKENS];
+    for (d, out) in out.iter_mut().enumerate() {
+        let mut acc = l.load(out);
+        for token in tokens.clone() {
+            let (tile, pair) = (chunk.tiles[token / TILE_TOKENS], token % TILE_TOKENS / 2);
             // SAFETY: as in `values`; of the pair only the visible token is used.
             let (even, odd) = unsafe { F::pair(l, tile, dim, pair, d) };
             let v = if token % 2 == 0 { even } else { odd };
-            l.store(l.fma(v, weight, l.load(out)), out);
+            acc = l.fma(v, l.splat(weights[token]), acc);
         }
+        l.store(acc, out);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Nothing but dots, nothing but floats, and nothing but reads, as fast as they go: the ceilings
 //! that the engine is held against.
 
+use super::matmul::STREAM_AHEAD_BYTES;
 use crate::simd::{LANES, Lanes};
 
 /// Chains of dots that do not wait for one another: more than an instruction's latency.
@@ -36,9 +37,6 @@ pub(crate) fn floats<L: Lanes>(l: L, rounds: usize) -> f32 {
     sums.iter().fold(0.0, |all, sum| all + l.reduce_add(*sum))
 }
 
-/// How far ahead memory is asked for.
-const READ_AHEAD_BYTES: usize = 4096;
-
 /// Reads `bytes` (all but what is left over of 512) once; what it returns only keeps the reads
 /// from being left out.
 #[inline(always)]
@@ -46,7 +44,7 @@ pub(crate) fn read<L: Lanes>(l: L, bytes: &[u8]) -> i32 {
     let mut most = [l.splat_i(0); 8];
     for lines in bytes.as_chunks::<{ 4 * LANES }>().0.as_chunks::<8>().0 {
         for (most, line) in most.iter_mut().zip(lines) {
-            l.prefetch(line.as_ptr().wrapping_add(READ_AHEAD_BYTES));
+            l.prefetch(line.as_ptr().wrapping_add(STREAM_AHEAD_BYTES));
             *most = l.max_i(*most, l.load_bytes(line));
         }
     }

@@ -19,10 +19,16 @@ use super::quantize::QuantView;
 use crate::memory::Parts;
 use crate::simd::{LANES, Lanes};
 use crate::weights::{PackedMatrix, WeightFormat};
-pub(crate) use tiles::{PanelBlock, panel_blocks};
+pub(crate) use tiles::PanelBlock;
 
 /// How far ahead weights are asked for when they stream past once.
-const STREAM_AHEAD_BYTES: usize = 4096;
+pub(super) const STREAM_AHEAD_BYTES: usize = 8192;
+
+/// Blocks of scratch that hold a panel of `k` columns, unpacked as bytes or widened to `f32`, which
+/// needs more.
+pub(crate) fn scratch_blocks(k: usize) -> usize {
+    (k * size_of::<floats::Column<f32>>()).div_ceil(size_of::<PanelBlock>())
+}
 
 /// What becomes of a panel's 32 results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +73,7 @@ pub(crate) struct Matmul<'a> {
     /// Column of the first panel's first output.
     pub(crate) column: usize,
     pub(crate) epilogue: Epilogue,
-    /// This thread's room for an unpacked panel: [`panel_blocks`].
+    /// This thread's room for an unpacked panel: [`scratch_blocks`].
     pub(crate) scratch: Parts<'a, PanelBlock>,
 }
 
@@ -84,7 +90,7 @@ pub(crate) unsafe fn matmul<L: Lanes>(l: L, job: &Matmul<'_>) {
     let width = job.epilogue.width();
     let k = job.weights.k();
     assert!(job.input.quants.k == k && job.rows * k <= job.input.floats.len());
-    assert!(job.rows <= job.input.quants.rows() && panel_blocks(k) <= job.scratch.len());
+    assert!(job.rows <= job.input.quants.rows() && scratch_blocks(k) <= job.scratch.len());
     assert!(job.column + job.weights.panels() * width <= job.stride);
     assert!(job.rows * job.stride <= job.out.len() && job.panels.end <= job.weights.panels());
     // SAFETY: the assertions keep inputs and outputs in bounds; the rest is the caller's promise.

@@ -16,42 +16,45 @@ const TINY: f32 = 1e-30;
 /// Four bytes in each integer.
 pub(crate) type Quads = [i32; BLOCK / 4];
 
-/// 32 columns of a tile's rows as bytes, with what the weights' formats need of each row. A kernel
-/// reads all of it behind one pointer.
+/// 32 columns of one row as bytes, with what the weights' formats need of them: a cache line, so
+/// that threads which write neighbouring rows do not take it from one another.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(crate) struct QuantBlock {
-    /// `[row][32]` in -127..=127.
-    pub(crate) quants: [Quads; TILE_ROWS],
+pub(crate) struct RowBlock {
+    /// In -127..=127.
+    pub(crate) quants: Quads,
     /// What a quant is multiplied with.
-    pub(crate) scales: [f32; TILE_ROWS],
+    pub(crate) scale: f32,
     /// `scale * Σ q`, what a minimum of 32 is multiplied with.
-    pub(crate) sums: [f32; TILE_ROWS],
+    pub(crate) sum: f32,
     /// `-8 Σ q`, where the dot of Q4_0 starts.
-    pub(crate) nibble_starts: [i32; TILE_ROWS],
+    pub(crate) nibble_start: i32,
     /// `BYTES_START Σ q`, where the dot of Q8_0 starts.
-    pub(crate) byte_starts: [i32; TILE_ROWS],
+    pub(crate) byte_start: i32,
     /// `-32 Σ q` of each 16 columns, where the dot of Q6_K starts.
-    pub(crate) half_starts: [[i32; TILE_ROWS]; 2],
+    pub(crate) half_starts: [i32; 2],
     /// `scale * Σ q` of each 16 columns.
-    pub(crate) half_sums: [[f32; TILE_ROWS]; 2],
+    pub(crate) half_sums: [f32; 2],
 }
 
-// SAFETY: plain numbers without padding: twelve cache lines.
-unsafe impl Plain for QuantBlock {}
-const _: () = assert!(size_of::<QuantBlock>() == 12 * 64);
+/// 32 columns of a tile's rows. A kernel reads all of it behind one pointer.
+pub(crate) type QuantBlock = [RowBlock; TILE_ROWS];
+
+// SAFETY: plain numbers without padding: a cache line.
+unsafe impl Plain for RowBlock {}
+const _: () = assert!(size_of::<RowBlock>() == 64);
 
 /// Rows of `K` activations as bytes.
 pub(crate) struct QuantRows {
-    blocks: Buffer<QuantBlock>,
+    lines: Buffer<RowBlock>,
 }
 
 /// A view of [`QuantRows`] for rows of `k` elements.
 #[derive(Clone, Copy)]
 pub(crate) struct QuantView<'a> {
     pub(crate) k: usize,
-    /// `[row / 12][k / 32]`
-    blocks: Parts<'a, QuantBlock>,
+    /// `[row / 12][k / 32][row % 12]`
+    lines: Parts<'a, RowBlock>,
     /// Row 0 of this view is this one of the buffer.
     first: usize,
 }
@@ -71,7 +74,7 @@ impl QuantRows {
     /// # Errors
     /// When the system has no room.
     pub(crate) fn new(rows: usize, k: usize) -> std::io::Result<Self> {
-        Ok(Self { blocks: Buffer::zeroed(blocks_of(rows, k))? })
+        Ok(Self { lines: Buffer::zeroed(lines_of(rows, k))? })
     }
 
     /// The same memory for rows of `k` elements.
@@ -79,14 +82,14 @@ impl QuantRows {
     /// # Panics
     /// When `rows` rows of `k` elements do not fit.
     pub(crate) fn view(&mut self, rows: usize, k: usize) -> QuantView<'_> {
-        assert!(blocks_of(rows, k) <= self.blocks.len());
-        QuantView { k, blocks: self.blocks.parts(), first: 0 }
+        assert!(lines_of(rows, k) <= self.lines.len());
+        QuantView { k, lines: self.lines.parts(), first: 0 }
     }
 }
 
-/// Blocks of `rows` rows.
-fn blocks_of(rows: usize, k: usize) -> usize {
-    rows.div_ceil(TILE_ROWS) * (k / BLOCK)
+/// Lines of `rows` rows.
+fn lines_of(rows: usize, k: usize) -> usize {
+    rows.next_multiple_of(TILE_ROWS) * (k / BLOCK)
 }
 
 impl QuantView<'_> {
@@ -102,16 +105,17 @@ impl QuantView<'_> {
 
     /// Rows that fit.
     pub(crate) fn rows(&self) -> usize {
-        let tiles = self.blocks.len().checked_div(self.k / BLOCK).unwrap_or(0);
-        (tiles * TILE_ROWS).saturating_sub(self.first)
+        let rows = self.lines.len().checked_div(self.k / BLOCK).unwrap_or(0);
+        (rows / TILE_ROWS * TILE_ROWS).saturating_sub(self.first)
     }
 
     /// Row `row`, which must be one of those that fit.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> QuantRow {
         let row = self.first + row;
-        let tile = row / TILE_ROWS * (self.k / BLOCK);
-        QuantRow { tile: self.blocks.as_ptr().wrapping_add(tile), lane: row % TILE_ROWS }
+        let tile = row / TILE_ROWS * TILE_ROWS * (self.k / BLOCK);
+        let tile = self.lines.as_ptr().wrapping_add(tile).cast();
+        QuantRow { tile, lane: row % TILE_ROWS }
     }
 }
 
@@ -133,22 +137,27 @@ pub(crate) unsafe fn quantize<L: Lanes>(l: L, x: &[f32], out: &QuantView<'_>, ro
         let q = [l.round(l.mul(x[0], l.splat(inverse))), l.round(l.mul(x[1], l.splat(inverse)))];
         let halves = [l.reduce_add_i(q[0]), l.reduce_add_i(q[1])];
         let sum = halves[0].wrapping_add(halves[1]);
-        let block = tile.wrapping_add(b);
-        // SAFETY: the row exists and is the caller's; of the block nothing but the row is touched.
-        unsafe {
-            let quants = &mut *(&raw mut (*block).quants[lane]).cast::<[[i8; LANES]; 2]>();
-            l.store_bytes(q[0], &mut quants[0]);
-            l.store_bytes(q[1], &mut quants[1]);
-            (*block).scales[lane] = scale;
-            (*block).sums[lane] = scale * sum as f32;
-            (*block).nibble_starts[lane] = sum.wrapping_mul(-8);
-            (*block).byte_starts[lane] = sum.wrapping_mul(L::BYTES_START);
-            for half in 0..2 {
-                (*block).half_starts[half][lane] = halves[half].wrapping_mul(-32);
-                (*block).half_sums[half][lane] = scale * halves[half] as f32;
-            }
+        // SAFETY: the row exists and is the caller's.
+        let out = unsafe { &mut *tile.wrapping_add(b).cast::<RowBlock>().add(lane) };
+        let bytes = bytes_of(&mut out.quants);
+        l.store_bytes(q[0], &mut bytes[0]);
+        l.store_bytes(q[1], &mut bytes[1]);
+        out.scale = scale;
+        out.sum = scale * sum as f32;
+        out.nibble_start = sum.wrapping_mul(-8);
+        out.byte_start = sum.wrapping_mul(L::BYTES_START);
+        for half in 0..2 {
+            out.half_starts[half] = halves[half].wrapping_mul(-32);
+            out.half_sums[half] = scale * halves[half] as f32;
         }
     }
+}
+
+/// The bytes of a row's 32 columns, by halves.
+#[inline(always)]
+fn bytes_of(quads: &mut Quads) -> &mut [[i8; LANES]; 2] {
+    // SAFETY: both are 32 bytes, and every pattern is a value of both.
+    unsafe { &mut *std::ptr::from_mut(quads).cast() }
 }
 
 /// Quantises `x[K]` with one scale, `q = round(x * 127 / max|x|)`; `(scale, Σ q)`.

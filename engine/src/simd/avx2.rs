@@ -343,6 +343,6 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn prefetch(self, x: *const u8) {
         // SAFETY: a prefetch faults for no address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(x.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(x.cast()) }
     }
 }

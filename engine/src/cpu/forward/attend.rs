@@ -3,7 +3,7 @@
 use baton_types::{KvDtype, ModelSpec};
 
 use super::super::CpuBackend;
-use super::super::batch::{Batch, QueryTile, Row, TILE_ROWS, Unit, Work};
+use super::super::batch::{Batch, QueryTile, Row, TILE_ROWS, UNITS_PER_THREAD, Unit, Work};
 use super::super::buffers::AttentionScratch;
 use super::super::pages::SharedPages;
 use crate::kernels::attention::{CHUNK_TILES, Chunk, Partial, TILE_TOKENS};
@@ -134,11 +134,19 @@ impl CpuBackend {
         let kernels = AttentionKernels { attend, merge: kernels.merge };
         let pages = pages.shared();
         let pieces = Pieces::new(work.units.len(), 1);
+        // With units enough, each thread takes its next one early, so that memory can be asked for
+        // its keys.
+        let looks_ahead = work.units.len() >= UNITS_PER_THREAD * pool.threads();
         pool.run(&|thread| {
             // SAFETY: each thread has its own scratch.
             let scratch = unsafe { &mut scratches.of_mut(thread..thread + 1)[0] };
-            while let Some(piece) = pieces.take() {
+            let mut next = None;
+            while let Some(piece) = next.take().or_else(|| pieces.take()) {
+                if looks_ahead {
+                    next = pieces.take();
+                }
                 let unit = &work.units[piece.start];
+                let ahead = next.as_ref().map(|piece| &work.units[piece.start]);
                 let tile = &batch.tiles[unit.tile];
                 // SAFETY: queries are only read in this stage, those of sinks by the unit alone
                 // that overwrites them; and no page is written.
@@ -149,7 +157,8 @@ impl CpuBackend {
                         let all = (out, shapes.out_stride);
                         load_queries(shapes, tile, unit.head, all, &mut scratch.sink_queries);
                     }
-                    attend_unit(kernels, shapes, batch, layer, (unit, work.window), pages, scratch);
+                    let keys = Keys { batch, layer, window: work.window, pages };
+                    attend_unit(kernels, shapes, keys, unit, ahead, scratch);
                 }
                 if work.is_split {
                     // SAFETY: each unit has its own partial.
@@ -202,40 +211,63 @@ unsafe fn load_queries(
     }
 }
 
-/// Attends over the unit's chunks in ascending order; the result is `scratch.state`.
+/// Where the keys of a layer lie, for all units.
+#[derive(Clone, Copy)]
+struct Keys<'a> {
+    batch: &'a Batch<'a>,
+    layer: usize,
+    window: Option<usize>,
+    pages: SharedPages<'a>,
+}
+
+impl Keys<'_> {
+    /// The tiles of chunk `at` of `unit`. Pages before the first key that is seen may be gone, and
+    /// none is behind the last: the nearest tile stands for theirs.
+    fn tiles(&self, unit: &Unit, at: usize) -> [*const u8; CHUNK_TILES] {
+        let tile = &self.batch.tiles[unit.tile];
+        let (chunk, blocks) = (tile.chunk(at, self.window), self.batch.blocks[tile.span]);
+        let first = tile.keys(tile.position, chunk, self.window).start;
+        let last = tile.keys(tile.last_position(), chunk, self.window).end - 1;
+        let mut tiles = [std::ptr::null(); CHUNK_TILES];
+        for (t, pointer) in tiles.iter_mut().enumerate() {
+            let position = (chunk.first + t * TILE_TOKENS).clamp(first, last);
+            *pointer = self.pages.tile(self.layer, blocks, unit.head, position);
+        }
+        tiles
+    }
+}
+
+/// Attends over the unit's chunks in ascending order; the result is `scratch.state`. `ahead` is
+/// what this thread turns to next.
 ///
 /// # Safety
 /// Nobody writes a page of the tile's span.
 unsafe fn attend_unit(
     kernels: AttentionKernels,
     shapes: Shapes,
-    batch: &Batch<'_>,
-    layer: usize,
-    (unit, window): (&Unit, Option<usize>),
-    pages: SharedPages<'_>,
+    keys: Keys<'_>,
+    unit: &Unit,
+    ahead: Option<&Unit>,
     scratch: &mut AttentionScratch,
 ) {
-    let tile = &batch.tiles[unit.tile];
+    let tile = &keys.batch.tiles[unit.tile];
     let rows = tile.rows.len() * shapes.group;
-    let last = tile.position + tile.rows.len() - 1;
+    let mut tiles = keys.tiles(unit, unit.chunks.start);
     for at in unit.chunks.clone() {
-        let chunk = tile.chunk(at, window);
+        let chunk = tile.chunk(at, keys.window);
         scratch.from.clear();
         scratch.visible.clear();
-        for position in tile.position..=last {
-            let keys = tile.keys(position, chunk, window);
-            let (from, visible) = (keys.start - chunk.first, keys.end - chunk.first);
+        for position in tile.position..=tile.last_position() {
+            let seen = tile.keys(position, chunk, keys.window);
+            let (from, visible) = (seen.start - chunk.first, seen.end - chunk.first);
             scratch.from.extend(std::iter::repeat_n(from as u32, shapes.group));
             scratch.visible.extend(std::iter::repeat_n(visible as u32, shapes.group));
         }
-        // Pages before the first key that is seen may be gone, and none is behind the last.
-        let seen = tile.keys(tile.position, chunk, window).start;
-        let seen = seen..tile.keys(last, chunk, window).end;
-        let mut tiles = [std::ptr::null(); CHUNK_TILES];
-        for (t, pointer) in tiles.iter_mut().enumerate() {
-            let position = (chunk.first + t * TILE_TOKENS).clamp(seen.start, seen.end - 1);
-            *pointer = pages.tile(layer, batch.blocks[tile.span], unit.head, position);
-        }
+        let next = if at + 1 < unit.chunks.end {
+            keys.tiles(unit, at + 1)
+        } else {
+            ahead.map_or(tiles, |ahead| keys.tiles(ahead, ahead.chunks.start))
+        };
         let is_first = at == unit.chunks.start;
         let queries = if chunk.is_sinks { &scratch.sink_queries } else { &scratch.queries };
         let mut job = Chunk {
@@ -244,6 +276,7 @@ unsafe fn attend_unit(
             from: &scratch.from,
             visible: &scratch.visible,
             tiles,
+            next,
             quants: &mut scratch.quants,
             scores: &mut scratch.scores,
             out: if is_first { &mut scratch.state } else { &mut scratch.chunk },
@@ -255,6 +288,7 @@ unsafe fn attend_unit(
             // SAFETY: the kernels exist on this processor.
             unsafe { (kernels.merge)(&mut Merge { state, later, rows, dim: shapes.head_dim }) };
         }
+        tiles = next;
     }
 }
 

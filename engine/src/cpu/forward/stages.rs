@@ -8,10 +8,9 @@ use crate::memory::Parts;
 use crate::pool::{Pieces, Pool, share};
 use crate::weights::{PANEL_ROWS, PackedMatrix};
 
-/// Pieces into which a product's panels are cut for each thread: few when a piece takes
-/// microseconds, more when it takes long enough for threads to drift apart.
-const FEW_PIECES: usize = 2;
-const MANY_PIECES: usize = 8;
+/// Pieces into which a product's panels are cut for each thread, once a panel takes long enough for
+/// threads to drift apart. Before that each has one, which it reads from end to end.
+const PIECES: usize = 8;
 /// From so many rows on a panel takes long.
 const MANY_ROWS: usize = 16;
 
@@ -134,7 +133,7 @@ pub(super) fn multiply_all(
     }
     let panels = first.weights.panels();
     let threads = pool.threads();
-    let per_thread = if first.rows < MANY_ROWS { FEW_PIECES } else { MANY_PIECES };
+    let per_thread = if first.rows < MANY_ROWS { 1 } else { PIECES };
     let piece = if threads == 1 { panels } else { panels.div_ceil(threads * per_thread) };
     let cuts = panels.div_ceil(piece);
     let pieces = Pieces::new(products.len() * cuts, 1);

@@ -1,6 +1,6 @@
 //! How K and V of 16 tokens lie in a tile, and how the attention kernel reads them.
 
-use super::{CHUNK_TOKENS, Chunk, TILE_TOKENS};
+use super::{CHUNK_TILES, CHUNK_TOKENS, Chunk, TILE_TOKENS};
 use crate::kernels::numerics::{f16_round, f16_widen};
 use crate::kernels::quantize::quantize_vector;
 use crate::simd::{LANES, Lanes};
@@ -9,9 +9,17 @@ use crate::simd::{LANES, Lanes};
 pub(crate) trait TileFormat {
     /// What is known of a query row beside its elements.
     type Query: Copy + Default;
+    /// Of an element.
+    const BITS: usize;
 
     /// Bytes of one tile of one head, K and V: a multiple of 64.
     fn tile_bytes(dim: usize) -> usize;
+
+    /// Bytes from a tile's start, where K lies, to V.
+    #[inline(always)]
+    fn v_at(dim: usize) -> usize {
+        TILE_TOKENS * dim * Self::BITS / 8
+    }
 
     /// Makes the chunk's query `row` ready for [`scores`](Self::scores).
     fn query<L: Lanes>(l: L, chunk: &mut Chunk<'_>, row: usize) -> Self::Query;
@@ -49,6 +57,26 @@ pub(crate) trait TileFormat {
     ) -> (L::F, L::F);
 }
 
+/// Rows that leave the processor so little to do that it waits for memory.
+pub(crate) const FEW_ROWS: usize = 8;
+
+/// Asks, while few rows go over line `line` of K in tile `tile`, for what they want next: the same
+/// line of V, and that of K `ahead` tiles on. Tiles lie in pages of their own, where the processor
+/// foresees nothing.
+#[inline(always)]
+fn ask_ahead<L: Lanes, F: TileFormat, const R: usize>(
+    l: L,
+    chunk: &Chunk<'_>,
+    tile: usize,
+    ahead: usize,
+    line: usize,
+) {
+    if R <= FEW_ROWS {
+        l.prefetch(chunk.tiles[tile].wrapping_add(F::v_at(chunk.dim) + 64 * line));
+        l.prefetch(chunk.tiles[(tile + ahead).min(CHUNK_TILES - 1)].wrapping_add(64 * line));
+    }
+}
+
 /// bfloat16: K `[dim / 2][token][2]`, two dimensions of a token in each 32-bit lane;
 /// V `[token / 2][dim][2]`, two tokens in each lane.
 #[derive(Clone, Copy)]
@@ -56,10 +84,11 @@ pub(crate) struct Bf16;
 
 impl TileFormat for Bf16 {
     type Query = ();
+    const BITS: usize = 16;
 
     #[inline(always)]
     fn tile_bytes(dim: usize) -> usize {
-        2 * 2 * TILE_TOKENS * dim
+        2 * Self::v_at(dim)
     }
 
     #[inline(always)]
@@ -86,6 +115,7 @@ impl TileFormat for Bf16 {
                 // SAFETY: a tile holds `dim / 2` groups of 16 words, aligned to 64 bytes.
                 let k = l.load_i(unsafe { &*keys[t].add(pair) });
                 let (even, odd) = (l.low_bf16(k), l.high_bf16(k));
+                ask_ahead::<L, Self, R>(l, chunk, tile + t, T, pair);
                 for r in 0..R {
                     // SAFETY: `attend` has checked that the queries hold `rows * dim` numbers.
                     let q = unsafe { queries.add(r * dim + 2 * pair) };
@@ -158,6 +188,7 @@ impl<const BITS: usize> Quantized<BITS> {
 
 impl<const BITS: usize> TileFormat for Quantized<BITS> {
     type Query = ByteQuery;
+    const BITS: usize = BITS;
 
     #[inline(always)]
     fn tile_bytes(dim: usize) -> usize {
@@ -198,6 +229,7 @@ impl<const BITS: usize> TileFormat for Quantized<BITS> {
                 let keys = chunk.tiles[tile + t].cast::<[u8; 4 * LANES]>();
                 // SAFETY: a tile holds so many groups of 64 bytes.
                 let k = l.load_bytes(unsafe { &*keys.add(word) });
+                ask_ahead::<L, Self, R>(l, chunk, tile + t, T, word);
                 if BITS == 8 {
                     for r in 0..R {
                         acc[r][t] = l.dot_bytes(acc[r][t], k, quad(r, word));

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 
 use super::{Matmul, PanelRows, STREAM_AHEAD_BYTES, Tile, finish};
-use crate::kernels::quantize::{BLOCK, QuantBlock, TILE_ROWS};
+use crate::kernels::quantize::{BLOCK, QuantBlock, RowBlock, TILE_ROWS};
 use crate::memory::Plain;
 use crate::simd::{LANES, Lanes};
 
@@ -28,7 +28,7 @@ unsafe impl Plain for PanelBlock {}
 const _: () = assert!(size_of::<PanelBlock>() == 12 * 64);
 
 /// Blocks that a panel of `k` columns is unpacked into: its lower half, then its upper one.
-pub(crate) fn panel_blocks(k: usize) -> usize {
+fn panel_blocks(k: usize) -> usize {
     2 * k / BLOCK
 }
 
@@ -52,21 +52,21 @@ pub(super) trait Scheme {
         if Self::IS_SIGNED { l.dot_bytes(acc, w, a) } else { l.dot_small(acc, w, a) }
     }
 
-    /// Where the dot of part `part` and row `row` starts.
+    /// Where the dot of part `part` of a row starts.
     #[inline(always)]
-    fn start(x: &QuantBlock, part: usize, row: usize) -> i32 {
+    fn start(x: &RowBlock, part: usize) -> i32 {
         match (Self::ZERO, Self::PARTS) {
             (0, _) => 0,
-            (-128, _) => x.byte_starts[row],
-            (_, 1) => x.nibble_starts[row].wrapping_mul(Self::START_TIMES),
-            _ => x.half_starts[part][row] >> Self::START_SHIFT,
+            (-128, _) => x.byte_start,
+            (_, 1) => x.nibble_start.wrapping_mul(Self::START_TIMES),
+            _ => x.half_starts[part] >> Self::START_SHIFT,
         }
     }
 
     /// What the minima of part `part` are multiplied with.
     #[inline(always)]
-    fn sum(x: &QuantBlock, part: usize, row: usize) -> f32 {
-        if Self::PARTS == 1 { x.sums[row] } else { x.half_sums[part][row] }
+    fn sum(x: &RowBlock, part: usize) -> f32 {
+        if Self::PARTS == 1 { x.sum } else { x.half_sums[part] }
     }
 }
 
@@ -259,15 +259,22 @@ unsafe fn packed<L: Lanes, F: Format, const M: usize>(
     let at = job.input.quants.row(row);
     let mut acc = [[l.splat(0.0); M]; 2];
     let passes = if M > 4 { 2 } else { 1 };
+    let panel_bytes = job.weights.panel(panel);
     for pass in 0..passes {
         let halves = if passes == 2 { pass..pass + 1 } else { 0..2 };
-        for (s, bytes) in job.weights.panel(panel).chunks_exact(F::BYTES).enumerate() {
+        for (s, bytes) in panel_bytes.chunks_exact(F::BYTES).enumerate() {
             let heads = [F::head(l, bytes, 0), F::head(l, bytes, 1)];
             for b in 0..F::BLOCKS {
-                if row == 0 && pass == 0 {
-                    let start = STREAM_AHEAD_BYTES + b * (F::BYTES / F::BLOCKS);
-                    for line in (start..start + F::BYTES / F::BLOCKS).step_by(64) {
-                        l.prefetch(bytes.as_ptr().wrapping_add(line));
+                if row == 0 {
+                    let (nth, len) = (s * F::BLOCKS + b, F::BYTES / F::BLOCKS);
+                    // Each of two passes asks for half of the next panel, line after line, so that
+                    // memory is read at one pace.
+                    let start = match passes {
+                        1 => nth * len + STREAM_AHEAD_BYTES,
+                        _ => panel_bytes.len() + pass * panel_bytes.len() / 2 + nth * len / 2,
+                    };
+                    for line in (0..len / passes).step_by(64) {
+                        l.prefetch(panel_bytes.as_ptr().wrapping_add(start + line));
                     }
                 }
                 // SAFETY: blocks are those of a row; the rest is the caller's promise.
@@ -307,21 +314,21 @@ fn multiply<L: Lanes, F: Scheme, const M: usize>(
     assert!(lane + M <= TILE_ROWS);
     let mut sums = [l.splat_i(0); M];
     for m in 0..M {
-        sums[m] = l.splat_i(F::start(x, part, lane + m));
+        sums[m] = l.splat_i(F::start(&x[lane + m], part));
     }
     let groups = BLOCK / 4 / F::PARTS;
     for j in part * groups..(part + 1) * groups {
         let weights = group(j);
         for m in 0..M {
-            sums[m] = F::dot(l, sums[m], weights, x.quants[lane + m][j]);
+            sums[m] = F::dot(l, sums[m], weights, x[lane + m].quants[j]);
         }
     }
     let (scales, minima) = numbers();
     for m in 0..M {
-        let scale = l.mul(scales, l.splat(x.scales[lane + m]));
+        let scale = l.mul(scales, l.splat(x[lane + m].scale));
         acc[m] = l.fma(l.to_float(sums[m]), scale, acc[m]);
         if F::HAS_MINIMA {
-            acc[m] = l.fma(minima, l.splat(F::sum(x, part, lane + m)), acc[m]);
+            acc[m] = l.fma(minima, l.splat(F::sum(&x[lane + m], part)), acc[m]);
         }
     }
 }

@@ -119,6 +119,7 @@ impl Keys {
             from,
             visible,
             tiles: std::array::from_fn(|t| self.tiles[t].as_ptr().cast()),
+            next: [std::ptr::null(); CHUNK_TILES],
             quants: &mut vec![0; rows * self.dim],
             scores: &mut scores,
             out: &mut out,
@@ -155,7 +156,7 @@ impl Keys {
 fn all_agree_and_are_close_to_f64() {
     let mut random = Random(77);
     for dim in [16, 48, 64, 80, 128] {
-        for rows in [1, 2, 3, 4, 5, 6, 8, 9, 12, 14] {
+        for rows in [1, 2, 3, 4, 5, 6, 8, 9, 12, 14, 24, 27] {
             let most = 1 + random.below(CHUNK_TOKENS);
             let visible: Vec<u32> =
                 (0..rows).map(|_| most.saturating_sub(random.below(5)).max(1) as u32).collect();

@@ -6,7 +6,7 @@ use half::f16;
 
 use super::{Random, bits, kernels};
 use crate::kernels::dispatch::Kernels;
-use crate::kernels::matmul::{Epilogue, Input, Matmul, panel_blocks};
+use crate::kernels::matmul::{Epilogue, Input, Matmul, scratch_blocks};
 use crate::kernels::quantize::QuantRows;
 use crate::memory::Buffer;
 use crate::simd::Isa;
@@ -86,7 +86,7 @@ fn product(
     floats.copy_from_slice(x);
     let mut quants = QuantRows::new(rows, k).unwrap();
     let quants = quants.view(rows, k);
-    let mut scratch = Buffer::zeroed(panel_blocks(k)).unwrap();
+    let mut scratch = Buffer::zeroed(scratch_blocks(k)).unwrap();
     let mut out = vec![start; rows * stride];
     for (row, x) in x.chunks_exact(k).enumerate() {
         // SAFETY: one thread.
@@ -115,7 +115,7 @@ fn all_instruction_sets_and_row_counts_agree() {
         let k = columns(dtype);
         let bytes = weights(dtype, ROWS, k, &mut random);
         let packed = PackedMatrix::pack(&[view(dtype, ROWS, k, &bytes)], 2).unwrap();
-        for rows in [1, 2, 3, 7, 8, 13, 17] {
+        for rows in [1, 2, 3, 7, 8, 13, 17, 31] {
             let x: Vec<f32> = random.numbers(rows * k).iter().map(|x| x * 5.0).collect();
             for epilogue in EPILOGUES {
                 let want = product(&Kernels::plain_scalar(), &packed, &x, epilogue, 0.25);
