@@ -47,9 +47,9 @@ bench-start: build ## Time from exec to ready: first start, second start, withou
 bench-engine: build peer ## Compare the engine with llama.cpp, interleaved; FORMATS=Q4_1,… ROUNDS=3
 	@.venv-bench/bin/python benches/engine.py --model "$(MODEL)" --formats "$(FORMATS)" --rounds "$(ROUNDS)"
 
-bench-long: build peer ## The same at long contexts, by precision of KV; takes an hour. ROUNDS=3
+bench-long: build peer ## The same at long contexts, by precision of KV; half an hour a round. ROUNDS=3
 	@.venv-bench/bin/python benches/engine.py --model "$(MODEL)" --formats "$(FORMATS)" --rounds "$(ROUNDS)" \
-		--name long --prefill '' --batch '' --long 4096,16384,32768 --kv bf16,int8
+		--name long --prefill '' --batch '' --long 4096,16384,32768,4096:int8
 
 bench-sharing: build ## What a prefill node and a decode node on one machine take from one another.
 	@scripts/fetch-model.sh

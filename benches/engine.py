@@ -9,7 +9,7 @@ bench-engine` sees to that. Other formats than the model's own are made with lla
 Writes the figures as JSON and a roofline plot as SVG into --out.
 
 Example: benches/engine.py --formats Q4_1,Q8_0 --rounds 3
-Example: benches/engine.py --formats Q4_0 --prefill '' --batch '' --long 4096,16384 --kv bf16,int8
+Example: benches/engine.py --formats Q4_0 --prefill '' --batch '' --long 4096,16384,4096:int8
 """
 
 import argparse
@@ -234,6 +234,17 @@ def numbers(text):
     return [int(number) for number in text.split(",") if number]
 
 
+def contexts(text):
+    """`N` or `N:KV`, separated by commas."""
+    found = []
+    for context in text.split(","):
+        tokens, _, kv = context.partition(":")
+        if (kv or "bf16") not in PEER_KV:
+            raise argparse.ArgumentTypeError(f"{kv!r} is none of {', '.join(PEER_KV)}")
+        found.append((int(tokens), kv or "bf16"))
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -243,10 +254,9 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prefill", type=numbers, default=[512, 2048], metavar="N[,N]")
     parser.add_argument("--batch", type=numbers, default=[1, 8, 32], metavar="N[,N]")
-    parser.add_argument("--long", type=numbers, default=[], metavar="N[,N]",
-                        help="contexts at which one sequence decodes as well")
-    parser.add_argument("--kv", default="bf16", metavar="TYPE[,TYPE]",
-                        help="precisions of KV for --long: " + ", ".join(PEER_KV))
+    parser.add_argument("--long", type=contexts, default=[], metavar="N[:KV][,N[:KV]]",
+                        help="contexts at which one sequence decodes as well, each with KV of "
+                             + ", ".join(PEER_KV) + " (bf16 unless named)")
     parser.add_argument("--trained", type=int, default=8192, metavar="N",
                         help="tokens that the model was trained for; past them a copy is measured "
                              "that says more")
@@ -259,8 +269,7 @@ def main():
     peer = Peer(options.threads)
     cases = [Case("prefill", size) for size in options.prefill]
     cases += [Case("decode", size) for size in options.batch]
-    cases += [Case("decode", 1, context, kv) for context in options.long
-              for kv in options.kv.split(",")]
+    cases += [Case("decode", 1, context, kv) for context, kv in options.long]
     if not cases:
         parser.error("nothing to measure: name --prefill, --batch or --long")
     rows, own_kind = [], None
