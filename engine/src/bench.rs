@@ -10,7 +10,7 @@ use crate::backend::{Backend, BackendError, LogitRows, NoSink, Span, StepCost};
 use crate::limits::{MachineLimits, measure_limits};
 
 /// Tokens that each sequence decodes in one measurement.
-const DECODED_TOKENS: usize = 32;
+pub const DECODED_TOKENS: usize = 32;
 
 /// What to measure.
 #[derive(Clone, Debug)]

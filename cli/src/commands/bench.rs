@@ -1,6 +1,6 @@
 //! `baton bench`: how fast an engine is on this machine.
 
-use baton_engine::bench::{BenchPlan, BenchReport, Work, measure};
+use baton_engine::bench::{BenchPlan, BenchReport, DECODED_TOKENS, Work, measure};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
 use baton_engine::limits::MachineLimits;
 use baton_engine::load::WeightsCache;
@@ -39,16 +39,20 @@ pub struct Flags {
     weights_cache: WeightsCache,
     /// Lengths of prompts.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,2048")]
-    prefill: Vec<usize>,
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    prefill: Vec<u32>,
     /// Sequences that decode together.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,32")]
-    batch: Vec<usize>,
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    batch: Vec<u16>,
     /// Tokens that each has before it decodes.
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
-    context: usize,
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    context: u32,
     /// Measurements of each case; the median counts.
     #[arg(long, value_name = "N", default_value_t = 5)]
-    repeats: usize,
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    repeats: u16,
     /// Print {"prefill": […], "decode": […]}.
     #[arg(long)]
     json: bool,
@@ -86,11 +90,12 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchR
     let progress = LoadBar::new();
     let file = ModelFile::open(model)?;
     let plan = BenchPlan {
-        prefill_tokens: flags.prefill.clone(),
-        batches: flags.batch.clone(),
-        context_tokens: flags.context,
-        repeats: flags.repeats,
+        prefill_tokens: flags.prefill.iter().map(|tokens| *tokens as usize).collect(),
+        batches: flags.batch.iter().map(|batch| usize::from(*batch)).collect(),
+        context_tokens: flags.context as usize,
+        repeats: usize::from(flags.repeats),
     };
+    check_lengths(&plan, file.spec().context_tokens)?;
     let defaults = CpuConfig::default();
     let kv_tokens = plan.kv_tokens(defaults.block_tokens)?;
     let config = CpuConfig {
@@ -98,7 +103,7 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchR
         weights_cache: flags.weights_cache.clone(),
         threads: if flags.threads == 0 { defaults.threads } else { flags.threads },
         kv_blocks: kv_tokens.div_ceil(defaults.block_tokens) + 1,
-        max_logit_rows: defaults.max_logit_rows.max(flags.batch.iter().copied().max().unwrap_or(1)),
+        max_logit_rows: defaults.max_logit_rows.max(plan.batches.iter().copied().max().unwrap_or(1)),
         ..defaults
     };
     let mut backend = CpuBackend::load(&file, config, &progress)?;
@@ -107,4 +112,19 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchR
     let report = measure(&mut backend, &plan, threads)?;
     progress.finish();
     Ok(report)
+}
+
+/// Whether all lengths fit the model, which takes `most` tokens.
+fn check_lengths(plan: &BenchPlan, most: usize) -> anyhow::Result<()> {
+    if let Some(tokens) = plan.prefill_tokens.iter().find(|tokens| **tokens > most) {
+        anyhow::bail!("--prefill {tokens}: the model takes at most {most} tokens");
+    }
+    let context = plan.context_tokens;
+    if context + DECODED_TOKENS > most {
+        anyhow::bail!(
+            "--context {context}: with the {DECODED_TOKENS} tokens that are decoded after it that is \
+             more than the model's {most}"
+        );
+    }
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! How K and V of 16 tokens lie in a tile, and how the attention kernel reads them.
 
-use super::{CHUNK_TILES, CHUNK_TOKENS, Chunk, TILE_TOKENS};
+use super::{CHUNK_TOKENS, Chunk, TILE_TOKENS};
 use crate::kernels::numerics::{f16_round, f16_widen};
 use crate::kernels::quantize::quantize_vector;
 use crate::simd::{LANES, Lanes};
@@ -73,7 +73,9 @@ fn ask_ahead<L: Lanes, F: TileFormat, const R: usize>(
 ) {
     if R <= FEW_ROWS {
         l.prefetch(chunk.tiles[tile].wrapping_add(F::v_at(chunk.dim) + 64 * line));
-        l.prefetch(chunk.tiles[(tile + ahead).min(CHUNK_TILES - 1)].wrapping_add(64 * line));
+        if let Some(tile) = chunk.tiles.get(tile + ahead) {
+            l.prefetch(tile.wrapping_add(64 * line));
+        }
     }
 }
 

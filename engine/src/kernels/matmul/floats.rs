@@ -1,7 +1,8 @@
 //! Products of floating-point weights with `f32` activations: one fused chain along K.
 //!
-//! Few rows read the weights as they are stored, while they stream past. For more rows a panel is
-//! widened first, which is exact, and tiles of rows go over it while it stays in the near caches.
+//! Few rows read the weights as they are stored, while they stream past. For more rows a panel that
+//! is not of `f32` is widened first, which is exact, and tiles of rows go over it while it stays in
+//! the near caches.
 
 use std::marker::PhantomData;
 
@@ -13,6 +14,8 @@ pub(super) type Column<T> = [[T; LANES]; 2];
 
 /// From so many rows on a panel is widened first.
 const WIDENED_ROWS: usize = 24;
+/// Rows of the largest tile.
+const MOST_ROWS: usize = 12;
 
 /// A floating-point format; a panel is `[k][32 rows]`.
 pub(super) trait Format {
@@ -72,8 +75,11 @@ impl<F: Format> PanelRows for Products<F> {
             // SAFETY: the scratch is this thread's, and `matmul` has checked that it holds `k`
             // columns; the rest is the caller's promise.
             unsafe {
-                if F::IS_WIDE || job.rows < WIDENED_ROWS {
+                let next = job.weights.panel_after(panel).unwrap_or(&[]);
+                if job.rows < WIDENED_ROWS {
                     all_rows::<L, F, true>(l, job, (panel, stored), &[]);
+                } else if F::IS_WIDE {
+                    all_rows::<L, F, false>(l, job, (panel, stored), next);
                 } else {
                     let scratch = job.scratch.as_ptr().cast::<Column<f32>>();
                     let wide = std::slice::from_raw_parts_mut(scratch, k);
@@ -81,7 +87,6 @@ impl<F: Format> PanelRows for Products<F> {
                         l.store(F::load(l, &stored[0]), &mut wide[0]);
                         l.store(F::load(l, &stored[1]), &mut wide[1]);
                     }
-                    let next = job.weights.panel_after(panel).unwrap_or(&[]);
                     all_rows::<L, F32, false>(l, job, (panel, wide), next);
                 }
             }
@@ -93,12 +98,13 @@ impl<F: Format> PanelRows for Products<F> {
 #[inline(always)]
 fn columns<'a, F: Format>(job: &Matmul<'a>, panel: usize) -> &'a [Column<F::Stored>] {
     let bytes = job.weights.panel(panel);
+    assert!(bytes.len() == job.weights.k() * size_of::<Column<F::Stored>>());
     // SAFETY: a panel holds `k` columns of 32 elements, aligned to 64 bytes.
     unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), job.weights.k()) }
 }
 
-/// All rows over one panel, in tiles of 12, 8, 4, 2, 1. `STREAMS`: its columns come from memory;
-/// otherwise memory is asked for `next` meanwhile.
+/// All rows over one panel, in tiles of 12, 8, 4, 2, 1. `STREAMS`: each tile asks memory
+/// for the panel's columns ahead of itself; otherwise memory is asked for `next` meanwhile.
 ///
 /// # Safety
 /// As `matmul`, for this panel.
@@ -109,7 +115,7 @@ unsafe fn all_rows<L: Lanes, F: Format, const STREAMS: bool>(
     panel: (usize, &[Column<F::Stored>]),
     next: &[u8],
 ) {
-    let step = (next.len() * 12).div_ceil(job.rows);
+    let step = (next.len() * MOST_ROWS).div_ceil(job.rows);
     let mut asks = next.chunks(step.max(1).next_multiple_of(64));
     let mut row = 0;
     while row < job.rows {

@@ -115,7 +115,7 @@ fn all_instruction_sets_and_row_counts_agree() {
         let k = columns(dtype);
         let bytes = weights(dtype, ROWS, k, &mut random);
         let packed = PackedMatrix::pack(&[view(dtype, ROWS, k, &bytes)], 2).unwrap();
-        for rows in [1, 2, 3, 7, 8, 13, 17, 31] {
+        for rows in [1, 2, 3, 7, 8, 13, 17, 23, 24, 25, 31] {
             let x: Vec<f32> = random.numbers(rows * k).iter().map(|x| x * 5.0).collect();
             for epilogue in EPILOGUES {
                 let want = product(&Kernels::plain_scalar(), &packed, &x, epilogue, 0.25);
