@@ -103,7 +103,9 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<BenchR
         weights_cache: flags.weights_cache.clone(),
         threads: if flags.threads == 0 { defaults.threads } else { flags.threads },
         kv_blocks: kv_tokens.div_ceil(defaults.block_tokens) + 1,
-        max_logit_rows: defaults.max_logit_rows.max(plan.batches.iter().copied().max().unwrap_or(1)),
+        max_logit_rows: defaults
+            .max_logit_rows
+            .max(plan.batches.iter().copied().max().unwrap_or(1)),
         ..defaults
     };
     let mut backend = CpuBackend::load(&file, config, &progress)?;
