@@ -124,8 +124,8 @@ fn check_lengths(plan: &BenchPlan, most: usize) -> anyhow::Result<()> {
     let context = plan.context_tokens;
     if context + DECODED_TOKENS > most {
         anyhow::bail!(
-            "--context {context}: with the {DECODED_TOKENS} tokens decoded after it that is more than \
-             the model's {most}"
+            "--context {context}: {DECODED_TOKENS} tokens are decoded after it, and the model takes at \
+             most {most}"
         );
     }
     Ok(())
