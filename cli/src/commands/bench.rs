@@ -124,8 +124,8 @@ fn check_lengths(plan: &BenchPlan, most: usize) -> anyhow::Result<()> {
     let context = plan.context_tokens;
     if context + DECODED_TOKENS > most {
         anyhow::bail!(
-            "--context {context}: {DECODED_TOKENS} tokens are decoded after it, and the model takes \
-             at most {most}"
+            "--context {context}: {DECODED_TOKENS} tokens are decoded after it, and the model \
+             takes at most {most}"
         );
     }
     Ok(())
