@@ -183,6 +183,7 @@ fn a_pinned_block_outlives_its_references() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "tens of thousands of hashes take an interpreter an hour")]
 fn too_many_events_become_a_reset_and_the_whole_index() {
     let mut pool = BlockPool::new(2, BLOCK);
     for content in 0..EVENTS_MAX as TokenId {
