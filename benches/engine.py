@@ -237,7 +237,7 @@ def numbers(text):
 def contexts(text):
     """`N` or `N:KV`, separated by commas."""
     found = []
-    for context in text.split(","):
+    for context in filter(None, text.split(",")):
         tokens, _, kv = context.partition(":")
         if (kv or "bf16") not in PEER_KV:
             raise argparse.ArgumentTypeError(f"{kv!r} is none of {', '.join(PEER_KV)}")

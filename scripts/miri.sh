@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Runs the block pool and the readers of files under Miri, which sees undefined behaviour. Needs
-# nightly with the components miri and rust-src. The block pool takes two minutes. What Miri does not
-# know (a system call, an instruction) is kept from it with cfg(miri).
+# nightly with the components miri and rust-src. The block pool has run
+# clean, in two minutes, and so have the unit tests of model-files; the readers' other tests have not
+# been run under it yet. What Miri does not know (a system call, an instruction) may still have to be
+# kept from it with cfg(miri).
 # Isolation is off since tests read and write files; files are read instead of mapped there
 # (model-files/src/map.rs).
 set -euo pipefail
