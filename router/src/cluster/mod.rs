@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
 
-pub use node::{InFlight, Node, NodeState, NodeView};
+pub use node::{InFlight, Kept, Node, NodeState, NodeView};
 
 /// All nodes. Clones share them.
 #[derive(Clone, Debug)]

@@ -1,14 +1,16 @@
 //! One node, as the router sees it.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_proto::internal::NodeStatus;
 use baton_registry::{Member, Role};
 use baton_runtime::grpc::BadAddress;
-use baton_types::{BlockHash, HASH_UNIT_TOKENS, Incarnation, ModelFingerprint, NumericsVersion};
+use baton_types::{
+    BlockHash, HASH_UNIT_TOKENS, Incarnation, ModelFingerprint, NodeId, NumericsVersion,
+};
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
@@ -52,6 +54,8 @@ pub struct Node {
     in_flight: AtomicUsize,
     /// Prompt tokens that this router has sent there to be prefilled.
     in_flight_tokens: AtomicUsize,
+    /// Its freed blocks are kept for one request of this router.
+    kept: Arc<AtomicBool>,
     /// Goes to true when the node is given up: whoever waits for it must go elsewhere.
     lost: watch::Sender<bool>,
 }
@@ -76,6 +80,8 @@ pub struct NodeView {
     pub numerics: NumericsVersion,
     pub incarnation: Incarnation,
     pub state: NodeState,
+    /// Its freed blocks are kept for a request that has waited long.
+    pub is_kept: bool,
     /// Leading prompt tokens that its prefix cache holds.
     pub cached_tokens: usize,
     /// The larger of what it said and what this router knows.
@@ -86,6 +92,25 @@ pub struct NodeView {
     /// 0 where nothing has run there yet.
     pub prefill_tokens_per_s: f64,
     pub decode_step_ms: f64,
+}
+
+/// Keeps what a node frees for one request while it lives.
+#[derive(Debug)]
+pub struct Kept {
+    node: NodeId,
+    kept: Arc<AtomicBool>,
+}
+
+impl Kept {
+    pub fn node(&self) -> &NodeId {
+        &self.node
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.kept.store(false, Ordering::Release);
+    }
 }
 
 /// Counts a request on a node while it lives.
@@ -110,6 +135,7 @@ impl Node {
             heard: Mutex::default(),
             in_flight: AtomicUsize::new(0),
             in_flight_tokens: AtomicUsize::new(0),
+            kept: Arc::default(),
             lost: watch::Sender::new(false),
         })
     }
@@ -133,6 +159,14 @@ impl Node {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         self.in_flight_tokens.fetch_add(tokens, Ordering::AcqRel);
         InFlight { node: self.clone(), tokens }
+    }
+
+    /// Keeps the node for one request: this router sends it no other new ones meanwhile. `None`
+    /// where it is kept already.
+    pub fn keep(&self) -> Option<Kept> {
+        let was_kept = self.kept.swap(true, Ordering::AcqRel);
+        let (node, kept) = (self.member.id.clone(), self.kept.clone());
+        (!was_kept).then(|| Kept { node, kept })
     }
 
     /// Returns when the node is given up.
@@ -248,6 +282,7 @@ impl Node {
             // What the node says itself is newer than the registry.
             incarnation: Incarnation(status.incarnation),
             state: Self::state_of(&heard),
+            is_kept: self.kept.load(Ordering::Acquire),
             cached_tokens: cached_blocks * block_tokens,
             busy_requests: own.max((status.running + status.waiting + status.grants) as usize),
             waiting_tokens: own_tokens.max(status.waiting_tokens as usize),

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::catalog::Model;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Kept};
 use crate::config::RouterConfig;
 use crate::metrics::RouterMetrics;
 use crate::plan::PlanRequest;
@@ -110,6 +110,8 @@ struct Dispatch {
     deadline: Instant,
     /// Nodes that failed for this request.
     excluded: Vec<NodeId>,
+    /// The node whose freed blocks are kept for this request.
+    kept: Option<Kept>,
     /// Reservations asked for, which each have an id of their own.
     asked: u16,
     /// Decode nodes that were lost under this request.
@@ -150,6 +152,7 @@ impl Dispatch {
             request,
             events,
             excluded: Vec::new(),
+            kept: None,
             asked: 0,
             lost: 0,
             enough: CancellationToken::new(),
@@ -218,6 +221,7 @@ impl Dispatch {
             reserve_tokens: held + 16 * usize::from(self.request.choices),
             local_prefill_max_tokens: self.router.config.local_prefill_max_tokens,
             excluded: self.excluded.clone(),
+            kept: self.kept.as_ref().map(|kept| kept.node().clone()),
             ignores_cache: self.request.prompt_logprobs.is_some() && !self.has_prompt_logprobs,
             is_recovery: self.sequencer.has_tokens(),
             tie_break: u64::from_le_bytes(self.request.id.0[..8].try_into().expect("8 of 16")),

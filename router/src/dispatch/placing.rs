@@ -1,5 +1,6 @@
 //! Finds a decode node that takes the request, and opens the streams.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_proto::error::from_status;
@@ -16,7 +17,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 use super::Dispatch;
-use crate::cluster::{InFlight, NodeView};
+use crate::cluster::{InFlight, Node, NodeView};
 use crate::plan::{Plan, plan};
 
 /// One control call at most. A node answers between two steps of its engine; one that is gone is
@@ -27,6 +28,10 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// that many who wait do not keep the nodes busy with saying no.
 const FULL_RETRY_MS: u64 = 50;
 const FULL_RETRY_MOST_MS: u64 = 800;
+
+/// A request that was refused for want of room so long has the next node that refuses it kept:
+/// else those that need less would take each block that comes free.
+const KEEP_AFTER: Duration = Duration::from_secs(2);
 
 /// Between a change in the cluster and the next look at it, jittered.
 const CHANGE_SETTLES_MS: u64 = 20;
@@ -47,6 +52,19 @@ pub(super) struct PrefillStream {
     pub view: NodeView,
     pub events: Streaming<PrefillEvent>,
     pub _prefilling: InFlight,
+}
+
+/// Why nobody took a request.
+struct NotPlaced {
+    error: Error,
+    /// The node that has no room for it now, where that was the reason.
+    full_at: Option<Arc<Node>>,
+}
+
+impl From<Error> for NotPlaced {
+    fn from(error: Error) -> Self {
+        Self { error, full_at: None }
+    }
 }
 
 /// A request that a node may have reserved and that no stream runs yet: the node would hold its
@@ -79,14 +97,18 @@ impl Dispatch {
     pub(super) async fn place(&mut self) -> Result<Placement, Error> {
         self.trail.placing();
         let queue = Duration::from_millis(self.router.config.queue_timeout_ms);
-        let give_up = (Instant::now() + queue).min(self.deadline);
+        let started = Instant::now();
+        let give_up = (started + queue).min(self.deadline);
         let mut changes = self.router.cluster.changes();
         let mut retry_ms = FULL_RETRY_MS;
         loop {
             changes.mark_unchanged();
-            let error = match self.try_place().await {
-                Ok(placement) => return Ok(placement),
-                Err(error) => error,
+            let NotPlaced { error, full_at } = match self.try_place().await {
+                Ok(placement) => {
+                    self.kept = None;
+                    return Ok(placement);
+                }
+                Err(not_placed) => not_placed,
             };
             let may_wait =
                 matches!(error.code, ErrorCode::ResourceExhausted | ErrorCode::Unavailable)
@@ -103,6 +125,10 @@ impl Dispatch {
             let retry = tokio::time::sleep(jittered_ms(retry_ms));
             retry_ms = (retry_ms * 2).min(FULL_RETRY_MOST_MS);
             if error.code == ErrorCode::ResourceExhausted {
+                if self.kept.is_none() && started.elapsed() >= KEEP_AFTER {
+                    self.kept = full_at.and_then(|node| node.keep());
+                    retry_ms = FULL_RETRY_MS;
+                }
                 retry.await;
                 continue;
             }
@@ -114,14 +140,14 @@ impl Dispatch {
     }
 
     /// Asks one node after the other until one takes the request.
-    async fn try_place(&mut self) -> Result<Placement, Error> {
-        let mut full: Option<Error> = None;
+    async fn try_place(&mut self) -> Result<Placement, NotPlaced> {
+        let mut full: Option<NotPlaced> = None;
         loop {
             let nodes: Vec<_> =
                 self.router.cluster.nodes().iter().map(|node| node.view(&self.hashes)).collect();
             let plan = match plan(&self.plan_request(), &nodes) {
                 Ok(plan) => plan,
-                Err(error) => return Err(full.unwrap_or(error)),
+                Err(error) => return Err(full.unwrap_or(error.into())),
             };
             self.asked = self.asked.wrapping_add(1);
             let decode = plan.decode.node.clone();
@@ -140,8 +166,8 @@ impl Dispatch {
             match error.code {
                 // A node that has no room now says more than one that never has.
                 ErrorCode::ResourceExhausted => {
-                    if full.as_ref().is_none_or(|full: &Error| full.retry_after_ms.is_none()) {
-                        full = Some(error);
+                    if full.as_ref().is_none_or(|full| full.error.retry_after_ms.is_none()) {
+                        full = Some(NotPlaced { error, full_at: Some(decode) });
                     }
                 }
                 ErrorCode::Unavailable | ErrorCode::DeadlineExceeded => {
@@ -151,7 +177,7 @@ impl Dispatch {
                 ErrorCode::FailedPrecondition if self.router.budget.withdraw() => {
                     self.trail.note(format!("{} refused: {error}", decode.member().id));
                 }
-                _ => return Err(error),
+                _ => return Err(error.into()),
             }
         }
     }

@@ -23,6 +23,8 @@ pub struct PlanRequest {
     pub local_prefill_max_tokens: usize,
     /// Nodes that have failed for this request.
     pub excluded: Vec<NodeId>,
+    /// The node that is kept for this request, if one is.
+    pub kept: Option<NodeId>,
     /// Log-probabilities of the prompt: nothing may come from a cache.
     pub ignores_cache: bool,
     /// Tokens are there already: the decode node computes what it lacks.
@@ -71,7 +73,8 @@ impl Reason {
 /// Plans a request over the nodes that there are.
 ///
 /// # Errors
-/// `Unavailable` where no decode node of that model can be asked now.
+/// `Unavailable` where no decode node of that model can be asked now; `ResourceExhausted` where
+/// those that could are kept for requests that have waited longer.
 pub fn plan(request: &PlanRequest, nodes: &[NodeView]) -> Result<Plan, Error> {
     let decode = pick(request, nodes, Role::Decode, &[&DecodeLoad, &PrefixMiss])
         .ok_or_else(|| no_decode_node(request, nodes))?;
@@ -120,8 +123,16 @@ fn pick(
         .cloned()
 }
 
-/// Ready, of the same model and arithmetic, and not known to fail.
+/// Ready, of the same model and arithmetic, not known to fail, and not kept for another. A request
+/// that was running already goes on wherever there is room.
 fn fits(request: &PlanRequest, view: &NodeView) -> bool {
+    is_able(request, view)
+        && (!view.is_kept
+            || request.is_recovery
+            || request.kept.as_ref() == Some(&view.node.member().id))
+}
+
+fn is_able(request: &PlanRequest, view: &NodeView) -> bool {
     view.state == NodeState::Ready
         && view.fingerprint == Some(request.fingerprint)
         && view.numerics == request.numerics
@@ -130,6 +141,10 @@ fn fits(request: &PlanRequest, view: &NodeView) -> bool {
 
 fn no_decode_node(request: &PlanRequest, nodes: &[NodeView]) -> Error {
     let decode: Vec<_> = nodes.iter().filter(|view| view.role == Role::Decode).collect();
+    if decode.iter().any(|view| is_able(request, view)) {
+        let why = "what the decode nodes free is kept for requests that have waited longer";
+        return Error::exhausted(why, 1_000);
+    }
     let ready = decode.iter().filter(|view| view.state == NodeState::Ready).count();
     Error {
         retry_after_ms: Some(1_000),

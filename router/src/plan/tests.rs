@@ -23,6 +23,7 @@ fn view(id: &str, role: Role) -> NodeView {
         numerics: NumericsVersion("n".into()),
         incarnation: Incarnation(1),
         state: NodeState::Ready,
+        is_kept: false,
         cached_tokens: 0,
         busy_requests: 0,
         waiting_tokens: 0,
@@ -41,6 +42,7 @@ fn request(prompt_tokens: usize) -> PlanRequest {
         reserve_tokens: prompt_tokens + 16,
         local_prefill_max_tokens: 64,
         excluded: vec![],
+        kept: None,
         ignores_cache: false,
         is_recovery: false,
         tie_break: 7,
@@ -118,4 +120,29 @@ async fn equal_nodes_share_by_the_tie_break() {
         .map(|plan| names(&plan).0)
         .collect();
     assert_eq!(chosen.len(), 4);
+}
+
+#[tokio::test]
+async fn a_node_that_is_kept_takes_whom_it_is_kept_for() {
+    let mut kept = view("kept", Role::Decode);
+    let keeps = kept.node.keep().expect("it is free");
+    assert!(kept.node.keep().is_none());
+    kept.is_kept = kept.node.view(&[]).is_kept;
+    let alone = [kept.clone()];
+    let error = plan(&request(10), &alone).unwrap_err();
+    assert_eq!(error.code, ErrorCode::ResourceExhausted);
+    assert!(error.retry_after_ms.is_some());
+    let elder = PlanRequest { kept: Some(keeps.node().clone()), ..request(10) };
+    assert_eq!(names(&plan(&elder, &alone).unwrap()).0, "kept");
+    let recovery = PlanRequest { is_recovery: true, ..request(10) };
+    assert_eq!(names(&plan(&recovery, &alone).unwrap()).0, "kept");
+    let both = [kept.clone(), view("free", Role::Decode)];
+    for tie_break in 0..16 {
+        assert_eq!(
+            names(&plan(&PlanRequest { tie_break, ..request(10) }, &both).unwrap()).0,
+            "free"
+        );
+    }
+    drop(keeps);
+    assert!(!kept.node.view(&[]).is_kept);
 }

@@ -6,11 +6,13 @@ use std::time::Duration;
 use baton_client::ClientError;
 use baton_engine_host::NodeConfig;
 use baton_router::RouterConfig;
-use baton_tests::load::{self, Case};
+use baton_tests::load::{self, Case, Progress};
 use baton_tests::local::{Local, node_config, router_config};
 use baton_tests::{alone, http, prompts, wait};
 use baton_types::ErrorCode;
 use serde_json::json;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 fn short(count: u64) -> Vec<Case> {
     let case = |seed| Case {
@@ -74,4 +76,42 @@ async fn a_small_pool_changes_no_answer() {
     assert!(preempted > 0.0, "the pool was no smaller than the load");
     small.idle(Duration::from_secs(1)).await;
     small.end().await;
+}
+
+/// Small requests without end leave no room for a large one, unless some is kept for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_prompt_has_its_turn_among_small_ones() {
+    let _alone = alone().await;
+    let tight = NodeConfig { kv_pool_mib: 16, ..node_config() };
+    let router = RouterConfig { queue_timeout_ms: 20_000, ..router_config() };
+    let local = Local::start(router, tight.clone(), tight).await;
+    let ended = CancellationToken::new();
+    let mut small = JoinSet::new();
+    for seed in 0..8 {
+        let (client, ended) = (local.client(), ended.clone());
+        small.spawn(async move {
+            let case =
+                |at| Case { prompt: prompts::text(seed * 1_000 + at, 70), ..short(1)[0].clone() };
+            let mut answered = 0u64;
+            while !ended.is_cancelled() {
+                let progress = Progress::default();
+                let answer = load::record(&client, &case(answered), &progress).await;
+                answer.expect("small ones are answered");
+                answered += 1;
+            }
+            answered
+        });
+    }
+    // The pool is full from here on.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    for seed in 0..2 {
+        let large = Case { prompt: prompts::text(9_000 + seed, 560), ..short(1)[0].clone() };
+        let answer = load::record(&local.client(), &large, &Progress::default()).await;
+        assert_eq!(answer.expect("it has its turn").ids[0].len(), 40);
+    }
+    ended.cancel();
+    let answered = small.join_all().await;
+    assert!(answered.iter().all(|&answered| answered > 0), "{answered:?}");
+    local.idle(Duration::from_secs(1)).await;
+    local.end().await;
 }
