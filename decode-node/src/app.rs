@@ -66,7 +66,7 @@ impl DecodeNode {
             self.server.config(),
             Clock::start(),
         ));
-        let (push, incoming) = grpc::listener();
+        let (push, incoming) = grpc::listener(None);
         tokio::spawn(serve_pushes(incoming, sessions.clone(), metrics));
         let mut routes = Routes::builder();
         routes.add_service(DecodeServer::new(DecodeService::new(sessions)));

@@ -3,6 +3,9 @@
 use baton_types::{Epoch, KvDtype, KvLayout, TransferId};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
+use crate::checksum::{crc32c, crc32c_of};
+use crate::memory::{FrameBuffer, FrameMemory};
+
 #[cfg(test)]
 mod tests;
 
@@ -215,16 +218,21 @@ impl Frame {
     ///
     /// # Panics
     /// Where `fill` does not append exactly `header.payload_len` bytes.
-    pub(crate) fn build(mut header: FrameHeader, fill: impl FnOnce(&mut BytesMut)) -> Self {
+    pub(crate) fn build(
+        mut header: FrameHeader,
+        memory: &FrameMemory,
+        fill: impl FnOnce(&mut FrameBuffer),
+    ) -> Self {
         let payload_at = 1 + HEADER_BYTES;
-        let mut message = BytesMut::with_capacity(payload_at + header.payload_len as usize);
-        message.put_u8(TAG_FRAME);
+        let mut message = memory.take(payload_at + header.payload_len as usize);
+        message.put_slice(&[TAG_FRAME]);
         header.crc32c = 0;
-        header.put(&mut message);
+        message.put_slice(&header.to_bytes());
         fill(&mut message);
         assert_eq!(message.len() - payload_at, header.payload_len as usize, "payload_len");
-        header.crc32c = crc32c::crc32c(&message[1..]);
-        message[1 + CRC_AT..payload_at].copy_from_slice(&header.crc32c.to_le_bytes());
+        header.crc32c = crc32c(&message.written()[1..]);
+        let crc = header.crc32c.to_le_bytes();
+        message.written()[1 + CRC_AT..payload_at].copy_from_slice(&crc);
         Self { header, message: message.freeze() }
     }
 
@@ -259,8 +267,7 @@ impl Frame {
     /// Whether the checksum fits.
     pub fn is_intact(&self) -> bool {
         let header = &self.message[1..1 + CRC_AT];
-        let crc = crc32c::crc32c_append(crc32c::crc32c(header), &[0; 4]);
-        crc32c::crc32c_append(crc, self.payload()) == self.header.crc32c
+        crc32c_of(&[header, &[0; 4], self.payload()]) == self.header.crc32c
     }
 
     pub(crate) fn as_message(&self) -> &Bytes {

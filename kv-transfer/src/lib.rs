@@ -16,8 +16,9 @@
 //! [`receive::drive`] with that transfer's machine. For a retry: fence the running drive, wait
 //! for it to return, then [`Receiver::regrant`](receiver::Receiver::regrant).
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod checksum;
 pub mod clock;
 mod codec;
 mod coverage;
@@ -27,6 +28,7 @@ pub mod frame;
 pub mod grant;
 #[cfg(test)]
 mod lossy_link;
+pub mod memory;
 pub mod message;
 pub mod receive;
 pub mod receiver;

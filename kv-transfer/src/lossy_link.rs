@@ -12,6 +12,7 @@ use bytes::Bytes;
 
 use crate::frame::{Frame, FrameKey, WireLayout};
 use crate::grant::{Grant, GrantMinter};
+use crate::memory::FrameMemory;
 use crate::message::{CommitInfo, KvMessage};
 use crate::receiver::{Receiver, ReceiverAction, ReceiverConfig};
 use crate::sender::{Sender, SenderAction, SenderConfig, SenderIdentity, SenderReport};
@@ -287,12 +288,13 @@ impl World {
     }
 
     fn send_to_receiver(&mut self, message: KvMessage) {
+        let heap = FrameMemory::heap();
         let mut old = message.clone();
         if let crate::message::Body::Frame(frame) = &old.body {
             let mut header = *frame.header();
             header.epoch = Epoch(1);
             let garbage = vec![0xEE; frame.payload().len()];
-            old = KvMessage::frame(Frame::build(header, |out| out.extend_from_slice(&garbage)));
+            old = KvMessage::frame(Frame::build(header, &heap, |out| out.put_slice(&garbage)));
         } else {
             old.context.epoch = Epoch(1);
         }
@@ -303,7 +305,7 @@ impl World {
                 epoch: Epoch(2),
                 ..*frame.header()
             };
-            let foreign = Frame::build(header, |out| out.extend_from_slice(frame.payload()));
+            let foreign = Frame::build(header, &heap, |out| out.put_slice(frame.payload()));
             self.strangers.push(KvMessage::frame(foreign).encode());
         }
         self.to_receiver.send(message.encode(), self.now_ms, &mut self.random);

@@ -10,6 +10,7 @@ use baton_types::{
 };
 use bytes::{BufMut, Bytes, BytesMut};
 
+use crate::checksum::crc32c;
 use crate::codec::{DecodeError, Reader, put_bytes};
 use crate::frame::{Frame, FrameError, FrameKey, TAG_FRAME, WireLayout};
 use crate::grant::{GRANT_MAX_BYTES, NAME_MAX_BYTES, get_layout, put_layout};
@@ -24,6 +25,8 @@ pub const VERSION_MIN: u16 = 1;
 pub const VERSION_MAX: u16 = 1;
 /// Most bytes of any message: a commit with log-probabilities of a long prompt.
 pub const MESSAGE_MAX_BYTES: usize = 32 << 20;
+/// Frames may come over UCX: see [`transport::ucx`](crate::transport::ucx).
+pub const FEATURE_UCX: u32 = 1 << 0;
 /// The one checksum so far.
 pub const CHECKSUM_CRC32C: u8 = 1;
 
@@ -77,7 +80,7 @@ pub struct Open {
     pub sender_incarnation: Incarnation,
     pub version_min: u16,
     pub version_max: u16,
-    /// Bits of optional features on offer; none is defined yet.
+    /// Bits of optional features on offer: [`FEATURE_UCX`].
     pub features: u32,
     pub checksum: u8,
     pub layout: WireLayout,
@@ -169,7 +172,7 @@ impl KvMessage {
         out.put_slice(&self.context.transfer_id.0);
         out.put_u32_le(self.context.epoch.0);
         self.body.put(&mut out);
-        let crc = crc32c::crc32c(&out);
+        let crc = crc32c(&out);
         out.put_u32_le(crc);
         out.freeze()
     }
@@ -188,7 +191,7 @@ impl KvMessage {
         }
         let crc_at = bytes.len().checked_sub(4).ok_or(DecodeError::Short("crc32c"))?;
         let crc = bytes.split_off(crc_at);
-        if crc32c::crc32c(&bytes).to_le_bytes() != *crc {
+        if crc32c(&bytes).to_le_bytes() != *crc {
             return Err(MessageError::Checksum);
         }
         let mut reader = Reader::new(bytes);

@@ -112,6 +112,7 @@ pub async fn drive<P: Placer>(
     clock: Clock,
     fence: impl Future<Output = TransferError>,
 ) -> ReceiverOutcome {
+    receiver.offer(stream.features);
     receiver.on_message(first, clock.now_ms());
     let mut session = Session {
         receiver,

@@ -104,6 +104,10 @@ struct Link {
     /// Frames handed to the caller and not yet placed.
     placing: BTreeSet<FrameKey>,
     granted_bytes: u64,
+    /// What the stream can do besides.
+    offered: u32,
+    /// What of it the sender can do as well.
+    features: u32,
 }
 
 /// What has arrived under one epoch.
@@ -140,6 +144,8 @@ impl Receiver {
             actions: VecDeque::new(),
             counters: FrameCounters::default(),
             placing: BTreeSet::new(),
+            offered: 0,
+            features: 0,
         };
         (Self { link, state: State::Granted(Granted { expires_ms }) }, bytes)
     }
@@ -184,6 +190,11 @@ impl Receiver {
     /// Whether no write can follow any more.
     pub fn is_free(&self) -> bool {
         matches!(self.state, State::Free { .. })
+    }
+
+    /// Says what the stream can do besides, before its first message.
+    pub(crate) fn offer(&mut self, features: u32) {
+        self.link.offered = features;
     }
 
     /// A message from the sender.
@@ -320,7 +331,8 @@ impl Link {
 
     fn send_accepted(&mut self) {
         let granted_bytes = self.granted_bytes;
-        let accepted = OpenAccepted { version: VERSION_MAX, features: 0, granted_bytes };
+        let accepted =
+            OpenAccepted { version: VERSION_MAX, features: self.features, granted_bytes };
         self.send(Body::OpenAccepted(accepted));
     }
 

@@ -32,12 +32,13 @@ pub enum Outgoing {
 /// # Errors
 /// Why the transfer failed; the receiver has been told where it could be.
 pub async fn drive(
-    sender: Sender,
+    mut sender: Sender,
     stream: TransportStream,
     spans: mpsc::Receiver<Outgoing>,
     clock: Clock,
     cancel: CancellationToken,
 ) -> Result<SenderReport, TransferError> {
+    sender.offer(stream.features);
     let outbox = VecDeque::new();
     let mut session = Session { sender, stream, spans, clock, cancel, outbox, is_open: true };
     loop {

@@ -12,6 +12,7 @@ use crate::TransferError;
 use crate::digest::FrameDigest;
 use crate::frame::{Frame, FrameKey, PAYLOAD_MAX_BYTES};
 use crate::grant::Grant;
+use crate::memory::FrameMemory;
 use crate::message::{
     Body, CHECKSUM_CRC32C, Commit, CommitInfo, Context, HeartbeatAck, KvMessage, Open, VERSION_MAX,
     VERSION_MIN,
@@ -32,14 +33,15 @@ pub struct SenderIdentity {
     pub numerics: NumericsVersion,
 }
 
-/// Bounds of one sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Bounds of one sender, and where its frames lie.
+#[derive(Clone, Debug)]
 pub struct SenderConfig {
     pub timing: Timing,
     /// Most payload bytes of a frame, at most [`PAYLOAD_MAX_BYTES`].
     pub frame_max_bytes: usize,
     /// With so many bytes held back no more spans are wanted.
     pub queue_max_bytes: usize,
+    pub memory: FrameMemory,
 }
 
 impl Default for SenderConfig {
@@ -48,6 +50,7 @@ impl Default for SenderConfig {
             timing: Timing::default(),
             frame_max_bytes: PAYLOAD_MAX_BYTES,
             queue_max_bytes: 64 << 20,
+            memory: FrameMemory::heap(),
         }
     }
 }
@@ -159,6 +162,15 @@ impl Sender {
         };
         link.send(Body::Open(Box::new(open)));
         Ok(Self { link, state: State::Opening(Opening { commit: None }) })
+    }
+
+    /// Offers what the stream can do besides, before `Open` is taken from the actions.
+    pub(crate) fn offer(&mut self, features: u32) {
+        if let Some(SenderAction::Send(KvMessage { body: Body::Open(open), .. })) =
+            self.link.actions.front_mut()
+        {
+            open.features = features;
+        }
     }
 
     /// What the receiver wants; layout and leading tokens to leave out are in it.
@@ -370,7 +382,8 @@ impl Link {
         let first = span.token_first.max(grant.cached_tokens);
         let (transfer_id, epoch) = (grant.transfer_id, grant.epoch);
         let most = self.config.frame_max_bytes;
-        for frame in split_span(span, first, &grant.layout, transfer_id, epoch, most) {
+        let memory = &self.config.memory;
+        for frame in split_span(span, first, &grant.layout, transfer_id, epoch, most, memory) {
             self.flow.digest.add(frame.header());
             self.flow.queued_bytes += frame.payload().len();
             self.flow.queue.push_back(frame);

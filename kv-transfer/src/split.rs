@@ -1,9 +1,10 @@
 //! Cuts a span of a layer's KV into frames.
 
 use baton_types::{Epoch, TransferId};
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 
 use crate::frame::{Frame, FrameHeader, FrameKey, KIND_CANONICAL, WireLayout};
+use crate::memory::{FrameBuffer, FrameMemory};
 
 /// KV of consecutive tokens of one layer, all heads, as the engine hands it out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,7 @@ pub(crate) fn split_span(
     transfer_id: TransferId,
     epoch: Epoch,
     frame_max_bytes: usize,
+    memory: &FrameMemory,
 ) -> Vec<Frame> {
     let token_end = span.token_first + span.token_count;
     let per_head_token = layout.head_token_bytes();
@@ -47,7 +49,7 @@ pub(crate) fn split_span(
                 payload_len: key.payload_bytes(layout) as u32,
                 crc32c: 0,
             };
-            frames.push(Frame::build(header, |out| gather(out, span, &key, layout)));
+            frames.push(Frame::build(header, memory, |out| gather(out, span, &key, layout)));
         }
     }
     frames
@@ -55,7 +57,7 @@ pub(crate) fn split_span(
 
 /// `out[part][head_count][token_count] ⊂ span[part][kv_heads][span.token_count]`, the parts and
 /// their bytes being those of [`WireLayout::part_bytes`].
-fn gather(out: &mut BytesMut, span: &KvSpan, key: &FrameKey, layout: &WireLayout) {
+fn gather(out: &mut FrameBuffer, span: &KvSpan, key: &FrameKey, layout: &WireLayout) {
     let span_tokens = span.token_count as usize;
     let (heads, first) = (usize::from(layout.kv_heads), usize::from(key.head_first));
     let skipped = (key.token_first - span.token_first) as usize;
@@ -88,8 +90,9 @@ mod tests {
         }
         assert_eq!(payload.len(), 5 * layout.token_layer_bytes());
         let span = KvSpan { layer: 0, token_first: 8, token_count: 5, payload: payload.into() };
+        let heap = FrameMemory::heap();
         // Two heads and one token a frame.
-        let frames = split_span(&span, 9, &layout, TransferId::default(), Epoch(1), 24);
+        let frames = split_span(&span, 9, &layout, TransferId::default(), Epoch(1), 24, &heap);
         assert_eq!(frames.len(), 4 * 2);
         for frame in frames {
             let key = frame.key();

@@ -1,6 +1,8 @@
 //! The seam between the state machines and whatever carries their messages.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -11,6 +13,7 @@ use crate::message::KvMessage;
 
 pub mod grpc;
 pub mod memory;
+pub mod ucx;
 
 /// Messages that wait inside one direction of a stream. Bytes are bounded by credit.
 pub const STREAM_MESSAGES_MAX: usize = 64;
@@ -22,6 +25,45 @@ pub struct TransportStream {
     /// In order. `Err(Message)` is one message that cannot be read, and the stream goes on; any
     /// other error, or the end, is the end of the stream.
     pub incoming: BoxStream<'static, Result<KvMessage, TransferError>>,
+    /// What this stream can do besides; see [`Open::features`](crate::message::Open::features).
+    pub features: u32,
+    pub carried: Arc<Carried>,
+}
+
+/// Which way a stream's frames went, as their sender counts.
+#[derive(Debug, Default)]
+pub struct Carried {
+    grpc_bytes: AtomicU64,
+    ucx_bytes: AtomicU64,
+    fallback: OnceLock<String>,
+}
+
+impl Carried {
+    pub(crate) fn count_grpc(&self, bytes: usize) {
+        self.grpc_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_ucx(&self, bytes: usize) {
+        self.ucx_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Whether it is the first.
+    pub(crate) fn set_fallback(&self, why: String) -> bool {
+        self.fallback.set(why).is_ok()
+    }
+
+    pub fn grpc_bytes(&self) -> u64 {
+        self.grpc_bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn ucx_bytes(&self) -> u64 {
+        self.ucx_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Why frames took gRPC though another way is configured.
+    pub fn fallback(&self) -> Option<&str> {
+        self.fallback.get().map(String::as_str)
+    }
 }
 
 impl TransportStream {

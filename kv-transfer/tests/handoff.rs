@@ -1,4 +1,6 @@
-//! Whole transfers over both transports, with the drivers.
+//! Whole transfers over every transport, with the drivers.
+//!
+//! UCX must be there: `BATON_TEST_UCX_LIBRARY` names it, else it is the system's.
 
 // Helpers of tests are tests too; clippy sees that only for `#[test]` functions.
 #![allow(clippy::unwrap_used)]
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 use baton_kv_transfer::clock::Clock;
 use baton_kv_transfer::frame::{Frame, WireLayout};
 use baton_kv_transfer::grant::{Grant, GrantMinter};
+use baton_kv_transfer::memory::FrameMemory;
 use baton_kv_transfer::message::{Commit, CommitInfo};
 use baton_kv_transfer::receive::{self, Placer, ReceiverOutcome, read_open};
 use baton_kv_transfer::receiver::{Receiver, ReceiverConfig};
@@ -18,6 +21,7 @@ use baton_kv_transfer::send::{self, Outgoing};
 use baton_kv_transfer::sender::{Sender, SenderConfig, SenderIdentity, SenderReport};
 use baton_kv_transfer::transport::grpc::{GrpcTransport, listener, server};
 use baton_kv_transfer::transport::memory::MemoryTransport;
+use baton_kv_transfer::transport::ucx::{Fallback, Ucx, UcxConfig, UcxTransport};
 use baton_kv_transfer::transport::{Incoming, Transport, TransportStream};
 use baton_kv_transfer::{KvSpan, TransferError};
 use baton_types::{
@@ -201,13 +205,41 @@ struct Net {
 async fn grpc() -> Net {
     let listening = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listening.local_addr().unwrap());
-    let incoming = serve(listening);
+    let incoming = serve(listening, None);
     let transport = Box::new(GrpcTransport::new());
     Net { transport, address, incoming }
 }
 
-fn serve(listening: TcpListener) -> Incoming {
-    let (service, incoming) = listener();
+/// UCX's transports: as it finds them, which is by way of the kernel's copy inside one machine,
+/// and TCP, as between two.
+const UCX_TLS: [Option<&str>; 2] = [None, Some("tcp")];
+
+async fn started(tls: Option<&str>) -> Ucx {
+    let config = UcxConfig {
+        library: std::env::var("BATON_TEST_UCX_LIBRARY").ok(),
+        tls: tls.map(str::to_owned),
+        ..UcxConfig::default()
+    };
+    let ucx = Ucx::start(config, &FrameMemory::heap()).unwrap();
+    ucx.ready().await.unwrap_or_else(|why| panic!("these tests need UCX (libucx0): {why}"));
+    ucx
+}
+
+fn ucx_transport(ucx: Ucx) -> UcxTransport {
+    let (node, incarnation) = (NodeId::new("prefill"), Incarnation(4));
+    UcxTransport::new(GrpcTransport::new(), ucx, node, incarnation, Fallback::Forbidden)
+}
+
+async fn ucx(tls: Option<&str>) -> Net {
+    let listening = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listening.local_addr().unwrap());
+    let incoming = serve(listening, Some(started(tls).await));
+    let transport = Box::new(ucx_transport(started(tls).await));
+    Net { transport, address, incoming }
+}
+
+fn serve(listening: TcpListener, ucx: Option<Ucx>) -> Incoming {
+    let (service, incoming) = listener(ucx);
     let serving =
         server().add_service(service).serve_with_incoming(TcpListenerStream::new(listening));
     tokio::spawn(async move { serving.await.unwrap() });
@@ -245,6 +277,13 @@ async fn a_prompt_is_handed_over_by_grpc() {
     hand_over(grpc().await).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_is_handed_over_by_ucx() {
+    for tls in UCX_TLS {
+        hand_over(ucx(tls).await).await;
+    }
+}
+
 async fn cancel_at_the_sender(mut net: Net) {
     let clock = Clock::start();
     let (mut receiver, grant) = granted(clock);
@@ -268,6 +307,9 @@ async fn cancel_at_the_sender(mut net: Net) {
 async fn a_cancelled_sender_tells_the_receiver() {
     cancel_at_the_sender(memory()).await;
     cancel_at_the_sender(grpc().await).await;
+    for tls in UCX_TLS {
+        cancel_at_the_sender(ucx(tls).await).await;
+    }
 }
 
 async fn fence_and_grant_again(mut net: Net) {
@@ -298,6 +340,9 @@ async fn fence_and_grant_again(mut net: Net) {
 async fn a_fenced_transfer_is_granted_again_under_the_next_epoch() {
     fence_and_grant_again(memory()).await;
     fence_and_grant_again(grpc().await).await;
+    for tls in UCX_TLS {
+        fence_and_grant_again(ucx(tls).await).await;
+    }
 }
 
 async fn sender_dies(mut net: Net) {
@@ -319,6 +364,9 @@ async fn sender_dies(mut net: Net) {
 async fn a_sender_that_dies_frees_the_receiver() {
     sender_dies(memory()).await;
     sender_dies(grpc().await).await;
+    for tls in UCX_TLS {
+        sender_dies(ucx(tls).await).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -350,7 +398,7 @@ async fn a_grpc_peer_that_comes_back_is_connected_anew() {
         assert!(refused < 100, "the dead server still answers");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    net.incoming = serve(TcpListener::bind(&address).await.unwrap());
+    net.incoming = serve(TcpListener::bind(&address).await.unwrap(), None);
     hand_over(net).await;
 }
 

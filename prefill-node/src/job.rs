@@ -74,8 +74,9 @@ impl Jobs {
         };
         let now_ms = self.clock.now_ms();
         let deadline_ms = now_ms.saturating_add(request.deadline_ms);
-        let sender = Sender::open(self.sender_config, identity, wire.grant, now_ms, deadline_ms)
-            .map_err(|error| to_error(&error))?;
+        let sender =
+            Sender::open(self.sender_config.clone(), identity, wire.grant, now_ms, deadline_ms)
+                .map_err(|error| to_error(&error))?;
         Ok(Job {
             jobs: self.clone(),
             request,

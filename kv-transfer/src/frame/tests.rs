@@ -15,7 +15,7 @@ fn header(payload_len: u32) -> FrameHeader {
 }
 
 fn frame(payload: &[u8]) -> Frame {
-    Frame::build(header(payload.len() as u32), |out| out.put_slice(payload))
+    Frame::build(header(payload.len() as u32), &FrameMemory::heap(), |out| out.put_slice(payload))
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn the_header_lies_as_the_protocol_says() {
     assert_eq!(bytes[36..40], 6_u32.to_le_bytes());
     let mut zeroed = bytes.to_vec();
     zeroed[40..44].fill(0);
-    assert_eq!(bytes[40..44], crc32c::crc32c(&zeroed).to_le_bytes());
+    assert_eq!(bytes[40..44], crc32c(&zeroed).to_le_bytes());
     assert_eq!(bytes[..44], frame.header().to_bytes());
     assert_eq!(bytes[44..], *b"abcdef");
 }

@@ -57,7 +57,7 @@ fn bodies() -> Vec<Body> {
 
 /// Appends the checksum that belongs to a message's bytes.
 fn sealed(mut bytes: Vec<u8>) -> Bytes {
-    let crc = crc32c::crc32c(&bytes);
+    let crc = crate::checksum::crc32c(&bytes);
     bytes.extend(crc.to_le_bytes());
     bytes.into()
 }

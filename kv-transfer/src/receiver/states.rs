@@ -58,6 +58,7 @@ impl State {
         match self {
             State::Granted(granted) => match link.check_open(open, now_ms) {
                 Ok(()) => {
+                    link.features = open.features & link.offered;
                     link.send_accepted();
                     State::Open(OpenState { arrived: Arrived::new(&link.grant, now_ms) })
                 }

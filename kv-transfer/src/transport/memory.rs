@@ -60,5 +60,10 @@ pub fn pair() -> (TransportStream, TransportStream) {
 }
 
 fn end(outgoing: mpsc::Sender<KvMessage>, from: mpsc::Receiver<KvMessage>) -> TransportStream {
-    TransportStream { outgoing, incoming: ReceiverStream::new(from).map(Ok).boxed() }
+    TransportStream {
+        outgoing,
+        incoming: ReceiverStream::new(from).map(Ok).boxed(),
+        features: 0,
+        carried: Arc::default(),
+    }
 }

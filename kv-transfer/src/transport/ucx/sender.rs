@@ -1,0 +1,306 @@
+//! The prefill node's side: links to receivers, and streams whose frames take them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use baton_proto::internal::{AttachRequest, AttachResponse};
+use baton_types::{Incarnation, NodeId};
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use tokio::sync::mpsc;
+use tonic::Code;
+
+use super::{Attached, Command, LinkState, Ucx};
+use crate::TransferError;
+use crate::message::{Body, FEATURE_UCX, KvMessage};
+use crate::transport::grpc::GrpcTransport;
+use crate::transport::{Carried, STREAM_MESSAGES_MAX, Transport, TransportStream};
+
+/// A peer whose link failed is offered another after so long; until then frames take gRPC.
+const AFTER_FAILURE: Duration = Duration::from_secs(10);
+/// As after a failure, where the peer has no UCX: it would have to be started anew.
+const AFTER_REFUSAL: Duration = Duration::from_secs(60);
+const ATTACH_WITHIN: Duration = Duration::from_secs(3);
+
+/// Whether frames may take gRPC where UCX cannot be had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    #[default]
+    Allowed,
+    /// The transfer fails instead.
+    Forbidden,
+}
+
+/// Frames over UCX where both ends have it, the rest over gRPC.
+#[derive(Debug)]
+pub struct UcxTransport {
+    grpc: GrpcTransport,
+    ucx: Ucx,
+    node: NodeId,
+    incarnation: Incarnation,
+    fallback: Fallback,
+    peers: tokio::sync::Mutex<HashMap<String, Peer>>,
+    fallbacks: Mutex<HashMap<&'static str, Arc<AtomicU64>>>,
+}
+
+#[derive(Debug)]
+enum Peer {
+    Linked { token: u64, state: Arc<LinkState> },
+    Without { until: Instant, why: Why },
+}
+
+/// Why there is no link.
+#[derive(Clone, Debug)]
+struct Why {
+    /// For metrics.
+    label: &'static str,
+    text: String,
+}
+
+impl UcxTransport {
+    pub fn new(
+        grpc: GrpcTransport,
+        ucx: Ucx,
+        node: NodeId,
+        incarnation: Incarnation,
+        fallback: Fallback,
+    ) -> Self {
+        Self {
+            grpc,
+            ucx,
+            node,
+            incarnation,
+            fallback,
+            peers: tokio::sync::Mutex::default(),
+            fallbacks: Mutex::default(),
+        }
+    }
+
+    pub fn ucx(&self) -> &Ucx {
+        &self.ucx
+    }
+
+    /// Transfers that took gRPC though UCX is wanted, by reason.
+    pub fn fallbacks(&self) -> Vec<(&'static str, u64)> {
+        let fallbacks = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
+        fallbacks.iter().map(|(&why, count)| (why, count.load(Ordering::Relaxed))).collect()
+    }
+
+    fn count_fallback(&self, label: &'static str) -> Arc<AtomicU64> {
+        let mut fallbacks = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
+        fallbacks.entry(label).or_default().clone()
+    }
+
+    /// The link to a peer, made where there is none.
+    async fn link(&self, peer: &str) -> Result<(u64, Arc<LinkState>), Why> {
+        self.ucx.ready().await.map_err(|text| Why { label: "unavailable", text })?;
+        // Two streams that begin at once share one link; making it takes milliseconds.
+        let mut peers = self.peers.lock().await;
+        match peers.get(peer) {
+            Some(Peer::Linked { token, state }) if !state.has_failed() => {
+                return Ok((*token, state.clone()));
+            }
+            Some(Peer::Linked { .. }) => {
+                let text = "its last link has failed just now".to_owned();
+                let why = Why { label: "failed", text };
+                let until = Instant::now() + AFTER_FAILURE;
+                // A receiver that gave its region back is attached again at once.
+                if let Some(Peer::Linked { state, .. }) = peers.remove(peer)
+                    && !state.was_detached()
+                {
+                    peers.insert(peer.to_owned(), Peer::Without { until, why: why.clone() });
+                    return Err(why);
+                }
+            }
+            Some(Peer::Without { until, why }) if *until > Instant::now() => {
+                return Err(why.clone());
+            }
+            Some(Peer::Without { .. }) | None => {}
+        }
+        let (linked, wait) = match self.attach(peer).await {
+            Ok(linked) => (Ok(linked), Duration::ZERO),
+            Err((why, wait)) => (Err(why), wait),
+        };
+        let entry = match &linked {
+            Ok((token, state)) => Peer::Linked { token: *token, state: state.clone() },
+            Err(why) => {
+                let (label, reason) = (why.label, &why.text);
+                tracing::warn!(peer, label, reason, "no UCX to this peer; KV travels over gRPC");
+                Peer::Without { until: Instant::now() + wait, why: why.clone() }
+            }
+        };
+        peers.insert(peer.to_owned(), entry);
+        linked
+    }
+
+    async fn attach(&self, peer: &str) -> Result<(u64, Arc<LinkState>), (Why, Duration)> {
+        let broken = |text: String| (Why { label: "failed", text }, AFTER_FAILURE);
+        let address = self.ucx.address().await.map_err(broken)?;
+        let request = AttachRequest {
+            node_id: self.node.to_string(),
+            incarnation: self.incarnation.0,
+            worker_address: address.into(),
+        };
+        let mut client = self.grpc.client(peer).map_err(|error| broken(error.to_string()))?;
+        let answer = tokio::time::timeout(ATTACH_WITHIN, client.attach(request))
+            .await
+            .map_err(|_| broken(format!("no answer within {} ms", ATTACH_WITHIN.as_millis())))?;
+        let answer = match answer {
+            Ok(answer) => answer.into_inner(),
+            Err(status) => {
+                let text = status.message().to_owned();
+                return Err(match status.code() {
+                    Code::FailedPrecondition | Code::Unimplemented => {
+                        (Why { label: "peer", text }, AFTER_REFUSAL)
+                    }
+                    _ => broken(text),
+                });
+            }
+        };
+        let (address, attached) = read_answer(answer).map_err(|text| broken(text.to_owned()))?;
+        let (token, state) = (attached.token, Arc::new(LinkState::default()));
+        let link_state = state.clone();
+        let connect = |reply| Command::Connect { address, attached, state: link_state, reply };
+        self.ucx.ask(connect).await.and_then(|result| result).map_err(broken)?;
+        Ok((token, state))
+    }
+
+    async fn over_grpc(&self, peer: &str, why: Why) -> Result<TransportStream, TransferError> {
+        self.count_fallback(why.label).fetch_add(1, Ordering::Relaxed);
+        if self.fallback == Fallback::Forbidden {
+            let reason = format!("no UCX to it, and gRPC is forbidden for KV: {}", why.text);
+            return Err(TransferError::Connect { peer: peer.to_owned(), reason });
+        }
+        let stream = self.grpc.connect(peer).await?;
+        stream.carried.set_fallback(why.text);
+        Ok(stream)
+    }
+}
+
+/// What a receiver answered, checked.
+fn read_answer(answer: AttachResponse) -> Result<(Bytes, Attached), &'static str> {
+    let slots = u16::try_from(answer.slots).map_err(|_| "the peer's answer has too many slots")?;
+    if slots == 0 || answer.slot_bytes == 0 || answer.worker_address.is_empty() {
+        return Err("the peer's answer has no slots or no address");
+    }
+    let attached = Attached {
+        token: answer.token,
+        rkey: answer.rkey.into(),
+        base: answer.base,
+        slots,
+        slot_bytes: answer.slot_bytes,
+    };
+    Ok((answer.worker_address, attached))
+}
+
+#[async_trait]
+impl Transport for UcxTransport {
+    async fn connect(&self, peer: &str) -> Result<TransportStream, TransferError> {
+        let (token, state) = match self.link(peer).await {
+            Ok(link) => link,
+            Err(why) => return self.over_grpc(peer, why).await,
+        };
+        let (outgoing, messages) = mpsc::channel(STREAM_MESSAGES_MAX);
+        let (give_back, given_back) = mpsc::unbounded_channel();
+        let lane = Arc::new(Lane {
+            token,
+            state,
+            ucx: self.ucx.clone(),
+            is_accepted: AtomicBool::new(false),
+            carried: Arc::default(),
+            fallback: self.fallback,
+            fallbacks: self.count_fallback("failed"),
+        });
+        let carried = lane.carried.clone();
+        let chunks = outgoing_chunks(lane.clone(), messages, give_back, given_back);
+        let incoming = self.grpc.open(peer, Some(token), chunks).await?;
+        let listens = incoming.map(move |message| {
+            if let Ok(KvMessage { body: Body::OpenAccepted(accepted), .. }) = &message {
+                let takes = accepted.features & FEATURE_UCX != 0;
+                lane.is_accepted.store(takes, Ordering::Release);
+            }
+            message
+        });
+        Ok(TransportStream { outgoing, incoming: listens.boxed(), features: FEATURE_UCX, carried })
+    }
+}
+
+/// One stream's way over a link.
+struct Lane {
+    token: u64,
+    state: Arc<LinkState>,
+    ucx: Ucx,
+    /// The receiver has said that frames may come that way.
+    is_accepted: AtomicBool,
+    carried: Arc<Carried>,
+    fallback: Fallback,
+    fallbacks: Arc<AtomicU64>,
+}
+
+impl Lane {
+    fn is_open(&self) -> bool {
+        self.is_accepted.load(Ordering::Acquire) && !self.state.has_failed()
+    }
+
+    /// A frame could not take the link. Whether it may take gRPC.
+    fn falls_back(&self, why: &str) -> bool {
+        if self.carried.set_fallback(why.to_owned()) {
+            self.fallbacks.fetch_add(1, Ordering::Relaxed);
+        }
+        self.fallback == Fallback::Allowed
+    }
+}
+
+/// What goes over gRPC: all but frames, and frames that the link gave back. Ends with `messages`,
+/// or where a frame may not take gRPC.
+fn outgoing_chunks(
+    lane: Arc<Lane>,
+    messages: mpsc::Receiver<KvMessage>,
+    give_back: mpsc::UnboundedSender<Bytes>,
+    given_back: mpsc::UnboundedReceiver<Bytes>,
+) -> BoxStream<'static, Bytes> {
+    let ends = (lane, messages, give_back, given_back);
+    let next = |(lane, mut messages, give_back, mut given_back): (
+        Arc<Lane>,
+        mpsc::Receiver<KvMessage>,
+        mpsc::UnboundedSender<Bytes>,
+        mpsc::UnboundedReceiver<Bytes>,
+    )| async move {
+        loop {
+            let chunk = tokio::select! {
+                biased;
+                Some(frame) = given_back.recv() => {
+                    if !lane.falls_back("the UCX link failed during the transfer") {
+                        return None;
+                    }
+                    lane.carried.count_grpc(frame.len());
+                    frame
+                }
+                message = messages.recv() => {
+                    let message = message?;
+                    let chunk = message.encode();
+                    if !matches!(message.body, Body::Frame(_)) {
+                        return Some((chunk, (lane, messages, give_back, given_back)));
+                    }
+                    if lane.is_open() {
+                        lane.carried.count_ucx(chunk.len());
+                        let (token, stream) = (lane.token, give_back.clone());
+                        lane.ucx.commands.send(Command::Send { token, frame: chunk, stream });
+                        continue;
+                    }
+                    if !lane.falls_back("the receiver does not take frames over UCX") {
+                        return None;
+                    }
+                    lane.carried.count_grpc(chunk.len());
+                    chunk
+                }
+            };
+            return Some((chunk, (lane, messages, give_back, given_back)));
+        }
+    };
+    futures::stream::unfold(ends, next).boxed()
+}

@@ -1,0 +1,654 @@
+//! A safe face for the few calls of UCX that the transport makes. A [`Worker`] lives on one thread
+//! and owns everything that was made with it; what UCX calls back becomes an [`Event`].
+//!
+//! One of the two modules here with `unsafe`.
+
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{CString, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_ucx_sys as sys;
+use bytes::Bytes;
+use sys::{Ucp, ucs_status_t};
+
+use crate::memory::Mapping;
+
+/// UCX said no.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {reason}")]
+pub(super) struct UcpError {
+    pub call: &'static str,
+    pub reason: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct EndpointId(u64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct OpId(u64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct RegionId(u64);
+
+/// What UCX has called back about.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// The operation is over and its buffer free.
+    Done { op: OpId, result: Result<(), String> },
+    /// The endpoint's peer has gone.
+    PeerLost { endpoint: EndpointId, reason: String },
+    /// An active message; `payload` came along, or waits to be fetched.
+    Message { id: u32, header: Vec<u8>, payload: Payload },
+}
+
+#[derive(Debug)]
+pub(super) enum Payload {
+    Here(Bytes),
+    /// Fetch it with [`Worker::receive`]; else give it to [`Worker::refuse`].
+    Waits(Waiting),
+}
+
+/// A payload at the peer.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    data: NonNull<c_void>,
+    pub len: usize,
+}
+
+/// A worker and all that belongs to it. Not `Send`: UCX's objects stay on their thread.
+pub(super) struct Worker {
+    ucp: &'static Ucp,
+    context: sys::ucp_context_h,
+    worker: sys::ucp_worker_h,
+    events: RawFd,
+    /// Written by callbacks, which run inside `progress` and the calls below, on this thread.
+    called: Pinned<Called>,
+    listeners: Vec<Pinned<Listener>>,
+    endpoints: HashMap<EndpointId, Endpoint>,
+    regions: HashMap<RegionId, Region>,
+    ops: HashMap<OpId, Pinned<Op>>,
+    next: u64,
+}
+
+#[derive(Debug, Default)]
+struct Called {
+    queue: RefCell<VecDeque<Event>>,
+}
+
+struct Endpoint {
+    ep: sys::ucp_ep_h,
+    rkey: sys::ucp_rkey_h,
+    _context: Pinned<EndpointContext>,
+}
+
+/// What an endpoint's error handler is given.
+struct EndpointContext {
+    called: *const Called,
+    id: EndpointId,
+    ucp: &'static Ucp,
+}
+
+/// What a message's handler is given.
+struct Listener {
+    called: *const Called,
+    id: u32,
+}
+
+/// A value at one address until it is dropped, for UCX to hold.
+struct Pinned<T>(NonNull<T>);
+
+impl<T> Pinned<T> {
+    fn new(value: T) -> Self {
+        Self(NonNull::from(Box::leak(Box::new(value))))
+    }
+
+    fn as_arg(&self) -> *mut c_void {
+        self.0.as_ptr().cast()
+    }
+}
+
+impl<T> std::ops::Deref for Pinned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: alive until dropped; others only ever read it, on this thread.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        // SAFETY: made from a box, dropped once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// What an operation's callback is given.
+struct Op {
+    called: *const Called,
+    id: OpId,
+    ucp: &'static Ucp,
+    endpoint: Option<EndpointId>,
+    started: Instant,
+    /// What UCX reads or writes meanwhile.
+    _keep: Keep,
+}
+
+enum Keep {
+    Nothing,
+    Bytes(#[expect(dead_code, reason = "kept alive")] [Bytes; 2]),
+    Mapping(#[expect(dead_code, reason = "kept alive")] Arc<Mapping>),
+    /// A closed endpoint's context, and its key.
+    Closing(#[expect(dead_code, reason = "kept alive")] Endpoint),
+}
+
+struct Region {
+    mapping: Arc<Mapping>,
+    memh: sys::ucp_mem_h,
+}
+
+impl Worker {
+    /// A context with these settings (names without `UCX_`) and one worker, whose messages have
+    /// ids below `message_ids`. Settings that the version does not know are left out.
+    pub(super) fn new(
+        ucp: &'static Ucp,
+        settings: &[(&str, String)],
+        message_ids: u32,
+    ) -> Result<Self, UcpError> {
+        let context = new_context(ucp, settings)?;
+        let mut worker = Self {
+            ucp,
+            context,
+            worker: null_mut(),
+            events: -1,
+            called: Pinned::new(Called::default()),
+            listeners: Vec::new(),
+            endpoints: HashMap::new(),
+            regions: HashMap::new(),
+            ops: HashMap::new(),
+            next: 0,
+        };
+        // SAFETY: all zero is a valid value of these parameters; the mask says which count.
+        let mut params: sys::ucp_worker_params_t = unsafe { MaybeUninit::zeroed().assume_init() };
+        params.field_mask = sys::UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+        params.thread_mode = sys::UCS_THREAD_MODE_SINGLE;
+        // SAFETY: the context is alive.
+        let status = unsafe { (ucp.ucp_worker_create)(context, &params, &mut worker.worker) };
+        worker.check("ucp_worker_create", status)?;
+        // SAFETY: the worker is alive.
+        let status = unsafe { (ucp.ucp_worker_get_efd)(worker.worker, &mut worker.events) };
+        worker.check("ucp_worker_get_efd", status)?;
+        for id in 0..message_ids {
+            worker.listen(id)?;
+        }
+        Ok(worker)
+    }
+
+    fn listen(&mut self, id: u32) -> Result<(), UcpError> {
+        let listener = Pinned::new(Listener { called: &raw const *self.called, id });
+        let param = sys::ucp_am_handler_param_t {
+            field_mask: sys::UCP_AM_HANDLER_PARAM_FIELD_ID
+                | sys::UCP_AM_HANDLER_PARAM_FIELD_CB
+                | sys::UCP_AM_HANDLER_PARAM_FIELD_ARG,
+            id,
+            flags: 0,
+            cb: Some(on_message),
+            arg: listener.as_arg(),
+        };
+        self.listeners.push(listener);
+        // SAFETY: the listener lives as long as the worker.
+        let status = unsafe { (self.ucp.ucp_worker_set_am_recv_handler)(self.worker, &param) };
+        self.check("ucp_worker_set_am_recv_handler", status)
+    }
+
+    /// What peers need to reach this worker.
+    pub(super) fn address(&self) -> Result<Vec<u8>, UcpError> {
+        let (mut address, mut len) = (null_mut(), 0);
+        // SAFETY: the worker is alive; UCX allocates the address.
+        let status =
+            unsafe { (self.ucp.ucp_worker_get_address)(self.worker, &mut address, &mut len) };
+        self.check("ucp_worker_get_address", status)?;
+        // SAFETY: UCX wrote `len` bytes there.
+        let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) }.to_vec();
+        // SAFETY: as it was got.
+        unsafe { (self.ucp.ucp_worker_release_address)(self.worker, address) };
+        Ok(bytes)
+    }
+
+    /// Readable when there is something to progress, after [`arm`](Self::arm) said so.
+    pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: UCX keeps it open as long as the worker lives.
+        unsafe { BorrowedFd::borrow_raw(self.events) }
+    }
+
+    /// Whether nothing is to be done before [`event_fd`](Self::event_fd) is readable.
+    pub(super) fn arm(&self) -> Result<bool, UcpError> {
+        // SAFETY: the worker is alive.
+        match unsafe { (self.ucp.ucp_worker_arm)(self.worker) } {
+            sys::UCS_ERR_BUSY => Ok(false),
+            status => self.check("ucp_worker_arm", status).map(|()| true),
+        }
+    }
+
+    /// Gets on; whether anything happened.
+    pub(super) fn progress(&mut self) -> bool {
+        // SAFETY: the worker is alive, and this is its thread.
+        unsafe { (self.ucp.ucp_worker_progress)(self.worker) != 0 }
+    }
+
+    pub(super) fn next_event(&mut self) -> Option<Event> {
+        let event = self.called.queue.borrow_mut().pop_front()?;
+        if let Event::Done { op, .. } = &event {
+            self.ops.remove(op);
+        }
+        Some(event)
+    }
+
+    /// Connects to the worker with that address.
+    pub(super) fn connect(&mut self, address: &[u8]) -> Result<EndpointId, UcpError> {
+        let id = EndpointId(self.next_id());
+        let context =
+            Pinned::new(EndpointContext { called: &raw const *self.called, id, ucp: self.ucp });
+        // SAFETY: all zero is a valid value of these parameters; the mask says which count.
+        let mut params: sys::ucp_ep_params_t = unsafe { MaybeUninit::zeroed().assume_init() };
+        params.field_mask = sys::UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
+            | sys::UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE
+            | sys::UCP_EP_PARAM_FIELD_ERR_HANDLER;
+        params.address = address.as_ptr().cast();
+        params.err_mode = sys::UCP_ERR_HANDLING_MODE_PEER;
+        params.err_handler = sys::ucp_err_handler_t { cb: Some(on_error), arg: context.as_arg() };
+        let mut ep = null_mut();
+        // SAFETY: the worker is alive; the context lives until the endpoint is
+        // closed; the address is read before the call returns.
+        let status = unsafe { (self.ucp.ucp_ep_create)(self.worker, &params, &mut ep) };
+        self.check("ucp_ep_create", status)?;
+        self.endpoints.insert(id, Endpoint { ep, rkey: null_mut(), _context: context });
+        Ok(id)
+    }
+
+    /// Takes the key to the peer's memory, for [`put`](Self::put).
+    pub(super) fn unlock(&mut self, endpoint: EndpointId, rkey: &[u8]) -> Result<(), UcpError> {
+        let ucp = self.ucp;
+        let Some(endpoint) = self.endpoints.get_mut(&endpoint) else { return Err(closed()) };
+        // SAFETY: the endpoint is alive; UCX checks what it reads of the key.
+        let status = unsafe {
+            (ucp.ucp_ep_rkey_unpack)(endpoint.ep, rkey.as_ptr().cast(), &mut endpoint.rkey)
+        };
+        check(ucp, "ucp_ep_rkey_unpack", status)
+    }
+
+    /// Writes `bytes` to `remote`, an address in the memory of the unlocked key.
+    pub(super) fn put(
+        &mut self,
+        endpoint: EndpointId,
+        bytes: Bytes,
+        remote: u64,
+    ) -> Result<OpId, UcpError> {
+        let Some(to) = self.endpoints.get(&endpoint) else { return Err(closed()) };
+        let (ucp, ep, rkey, at, len) = (self.ucp, to.ep, to.rkey, bytes.as_ptr(), bytes.len());
+        if rkey.is_null() {
+            return Err(UcpError { call: "ucp_put_nbx", reason: "no key".into() });
+        }
+        let memh = self.memh_of(at, len);
+        self.start(
+            Some(endpoint),
+            Keep::Bytes([bytes, Bytes::new()]),
+            Some(on_sent),
+            |mut param| {
+                if let Some(memh) = memh {
+                    param.op_attr_mask |= sys::UCP_OP_ATTR_FIELD_MEMH;
+                    param.memh = memh;
+                }
+                // SAFETY: endpoint and key are alive; the bytes are kept until the callback.
+                unsafe { (ucp.ucp_put_nbx)(ep, at.cast(), len, remote, rkey, &param) }
+            },
+        )
+    }
+
+    /// Done when everything that was put before has arrived.
+    pub(super) fn flush(&mut self, endpoint: EndpointId) -> Result<OpId, UcpError> {
+        let Some(to) = self.endpoints.get(&endpoint) else { return Err(closed()) };
+        let (ucp, ep) = (self.ucp, to.ep);
+        // SAFETY: the endpoint is alive.
+        self.start(Some(endpoint), Keep::Nothing, Some(on_sent), |param| unsafe {
+            (ucp.ucp_ep_flush_nbx)(ep, &param)
+        })
+    }
+
+    /// Sends an active message of header and payload. One with a payload is fetched by the peer.
+    pub(super) fn send(
+        &mut self,
+        endpoint: EndpointId,
+        id: u32,
+        header: Bytes,
+        payload: Bytes,
+    ) -> Result<OpId, UcpError> {
+        let Some(to) = self.endpoints.get(&endpoint) else { return Err(closed()) };
+        let (ucp, ep) = (self.ucp, to.ep);
+        let (head, head_len) = (header.as_ptr(), header.len());
+        let (at, len) = (payload.as_ptr(), payload.len());
+        let memh = self.memh_of(at, len);
+        let keep = Keep::Bytes([header, payload]);
+        self.start(Some(endpoint), keep, Some(on_sent), |mut param| {
+            param.op_attr_mask |= sys::UCP_OP_ATTR_FIELD_FLAGS;
+            param.flags = match len {
+                0 => sys::UCP_AM_SEND_FLAG_EAGER,
+                _ => sys::UCP_AM_SEND_FLAG_RNDV,
+            };
+            if let Some(memh) = memh.filter(|_| len > 0) {
+                param.op_attr_mask |= sys::UCP_OP_ATTR_FIELD_MEMH;
+                param.memh = memh;
+            }
+            let at = if len == 0 { null() } else { at.cast() };
+            // SAFETY: the endpoint is alive; header and payload are kept until the callback.
+            unsafe { (ucp.ucp_am_send_nbx)(ep, id, head.cast(), head_len, at, len, &param) }
+        })
+    }
+
+    /// Fetches a payload into a region, at `offset`.
+    ///
+    /// # Panics
+    /// Where it does not fit.
+    pub(super) fn receive(
+        &mut self,
+        waiting: Waiting,
+        region: RegionId,
+        offset: usize,
+    ) -> Result<OpId, UcpError> {
+        let (ucp, worker) = (self.ucp, self.worker);
+        let to = &self.regions[&region];
+        assert!(offset + waiting.len <= to.mapping.len(), "a payload outgrows its region");
+        let (mapping, memh) = (to.mapping.clone(), to.memh);
+        // SAFETY: inside the mapping, as was just checked.
+        let at = unsafe { mapping.address().as_ptr().add(offset) };
+        self.start(None, Keep::Mapping(mapping), None, |mut param| {
+            param.cb.recv_am = Some(on_received);
+            param.op_attr_mask |= sys::UCP_OP_ATTR_FIELD_MEMH;
+            param.memh = memh;
+            let (data, len) = (waiting.data.as_ptr(), waiting.len);
+            // SAFETY: the descriptor has not been used yet; the memory is kept until the callback.
+            unsafe { (ucp.ucp_am_recv_data_nbx)(worker, data, at.cast(), len, &param) }
+        })
+    }
+
+    /// Lets a payload go that nobody wants.
+    pub(super) fn refuse(&mut self, waiting: Waiting) {
+        // SAFETY: the descriptor has not been used yet.
+        unsafe { (self.ucp.ucp_am_data_release)(self.worker, waiting.data.as_ptr()) };
+    }
+
+    /// Closes an endpoint at once; its operations end with an error. Nothing where it is closed.
+    pub(super) fn close(&mut self, endpoint: EndpointId) {
+        let Some(closing) = self.endpoints.remove(&endpoint) else { return };
+        let (ucp, ep, rkey) = (self.ucp, closing.ep, closing.rkey);
+        if !rkey.is_null() {
+            // SAFETY: unpacked on this endpoint, and used no more.
+            unsafe { (ucp.ucp_rkey_destroy)(rkey) };
+        }
+        let started =
+            self.start(Some(endpoint), Keep::Closing(closing), Some(on_sent), |mut param| {
+                param.op_attr_mask |= sys::UCP_OP_ATTR_FIELD_FLAGS;
+                param.flags = sys::UCP_EP_CLOSE_FLAG_FORCE;
+                // SAFETY: the endpoint is alive and used no more.
+                unsafe { (ucp.ucp_ep_close_nbx)(ep, &param) }
+            });
+        if let Err(error) = started {
+            tracing::debug!(%error, "a UCX endpoint did not close");
+        }
+    }
+
+    /// Registers memory, so that it may be sent from and written to.
+    pub(super) fn register(&mut self, mapping: Arc<Mapping>) -> Result<RegionId, UcpError> {
+        // SAFETY: all zero is a valid value of these parameters; the mask says which count.
+        let mut params: sys::ucp_mem_map_params_t = unsafe { MaybeUninit::zeroed().assume_init() };
+        params.field_mask =
+            sys::UCP_MEM_MAP_PARAM_FIELD_ADDRESS | sys::UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+        params.address = mapping.address().as_ptr().cast();
+        params.length = mapping.len();
+        let mut memh = null_mut();
+        // SAFETY: the mapping is kept until it is unregistered.
+        let status = unsafe { (self.ucp.ucp_mem_map)(self.context, &params, &mut memh) };
+        self.check("ucp_mem_map", status)?;
+        let id = RegionId(self.next_id());
+        self.regions.insert(id, Region { mapping, memh });
+        Ok(id)
+    }
+
+    /// The key with which a peer may write to a region.
+    pub(super) fn key(&self, region: RegionId) -> Result<Vec<u8>, UcpError> {
+        let (mut key, mut len) = (null_mut(), 0);
+        let memh = self.regions[&region].memh;
+        // SAFETY: context and region are alive; UCX allocates the key.
+        let status = unsafe { (self.ucp.ucp_rkey_pack)(self.context, memh, &mut key, &mut len) };
+        self.check("ucp_rkey_pack", status)?;
+        // SAFETY: UCX wrote `len` bytes there.
+        let bytes = unsafe { std::slice::from_raw_parts(key.cast::<u8>(), len) }.to_vec();
+        // SAFETY: as it was got.
+        unsafe { (self.ucp.ucp_rkey_buffer_release)(key) };
+        Ok(bytes)
+    }
+
+    pub(super) fn unregister(&mut self, region: RegionId) {
+        let Some(region) = self.regions.remove(&region) else { return };
+        // SAFETY: registered in this context, once.
+        let status = unsafe { (self.ucp.ucp_mem_unmap)(self.context, region.memh) };
+        if let Err(error) = self.check("ucp_mem_unmap", status) {
+            tracing::warn!(%error, "memory stays registered");
+        }
+    }
+
+    /// The oldest operation of an endpoint that has not ended.
+    pub(super) fn oldest_op(&self, endpoint: EndpointId) -> Option<Instant> {
+        let of = |op: &&Pinned<Op>| op.endpoint == Some(endpoint);
+        self.ops.values().filter(of).map(|op| op.started).min()
+    }
+
+    /// The oldest operation of an endpoint that was closed already.
+    pub(super) fn oldest_orphan(&self) -> Option<Instant> {
+        let closed =
+            |op: &&Pinned<Op>| op.endpoint.is_some_and(|id| !self.endpoints.contains_key(&id));
+        self.ops.values().filter(closed).map(|op| op.started).min()
+    }
+
+    fn memh_of(&self, at: *const u8, len: usize) -> Option<sys::ucp_mem_h> {
+        let at = at as usize;
+        let holds = |region: &&Region| {
+            let first = region.mapping.address().as_ptr() as usize;
+            first <= at && at + len <= first + region.mapping.len()
+        };
+        self.regions.values().find(holds).map(|region| region.memh)
+    }
+
+    /// Starts an operation that calls back with its own `Op`, or is done at once.
+    fn start(
+        &mut self,
+        endpoint: Option<EndpointId>,
+        keep: Keep,
+        sent: Option<sys::ucp_send_nbx_callback_t>,
+        call: impl FnOnce(sys::ucp_request_param_t) -> sys::ucs_status_ptr_t,
+    ) -> Result<OpId, UcpError> {
+        let id = OpId(self.next_id());
+        let called = &raw const *self.called;
+        let (ucp, started) = (self.ucp, Instant::now());
+        let op = Pinned::new(Op { called, id, ucp, endpoint, started, _keep: keep });
+        // SAFETY: all zero is a valid value of these parameters; the mask says which count.
+        let mut param: sys::ucp_request_param_t = unsafe { MaybeUninit::zeroed().assume_init() };
+        param.op_attr_mask = sys::UCP_OP_ATTR_FIELD_CALLBACK | sys::UCP_OP_ATTR_FIELD_USER_DATA;
+        param.cb.send = sent;
+        param.user_data = op.as_arg();
+        let answer = call(param);
+        if sys::is_request(answer) {
+            self.ops.insert(id, op);
+            return Ok(id);
+        }
+        // It is over, and does not call back.
+        let result = match sys::status_of(answer) {
+            sys::UCS_OK => Ok(()),
+            status => Err(self.ucp.status_text(status)),
+        };
+        self.called.queue.borrow_mut().push_back(Event::Done { op: id, result });
+        Ok(id)
+    }
+
+    fn next_id(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn check(&self, call: &'static str, status: ucs_status_t) -> Result<(), UcpError> {
+        check(self.ucp, call, status)
+    }
+}
+
+impl Drop for Worker {
+    /// Closes what is open, then destroys the worker, after which UCX touches no buffer any more.
+    fn drop(&mut self) {
+        let open: Vec<_> = self.endpoints.keys().copied().collect();
+        for endpoint in open {
+            self.close(endpoint);
+        }
+        for _ in 0..1000 {
+            while self.next_event().is_some() {}
+            if self.ops.is_empty() {
+                break;
+            }
+            self.progress();
+        }
+        let regions: Vec<_> = self.regions.keys().copied().collect();
+        if !self.worker.is_null() {
+            // SAFETY: made by us; nothing uses it after this.
+            unsafe { (self.ucp.ucp_worker_destroy)(self.worker) };
+        }
+        for region in regions {
+            self.unregister(region);
+        }
+        // SAFETY: as above; worker and regions are gone.
+        unsafe { (self.ucp.ucp_cleanup)(self.context) };
+        self.ops.clear();
+    }
+}
+
+fn new_context(
+    ucp: &'static Ucp,
+    settings: &[(&str, String)],
+) -> Result<sys::ucp_context_h, UcpError> {
+    let mut config = null_mut();
+    // SAFETY: reads the environment; UCX allocates the configuration.
+    let status = unsafe { (ucp.ucp_config_read)(null(), null(), &mut config) };
+    check(ucp, "ucp_config_read", status)?;
+    let applied = settings.iter().try_for_each(|(name, value)| {
+        let wrong = |_| UcpError { call: "ucp_config_modify", reason: format!("{name}={value:?}") };
+        let c_name = CString::new(*name).map_err(wrong)?;
+        let c_value = CString::new(value.as_str()).map_err(wrong)?;
+        // SAFETY: the configuration is alive; both strings end with a zero byte.
+        match unsafe { (ucp.ucp_config_modify)(config, c_name.as_ptr(), c_value.as_ptr()) } {
+            sys::UCS_OK | sys::UCS_ERR_NO_ELEM => Ok(()),
+            status => Err(UcpError {
+                call: "ucp_config_modify",
+                reason: format!("{name}={value:?}: {}", ucp.status_text(status)),
+            }),
+        }
+    });
+    let mut context = null_mut();
+    let made = applied.and_then(|()| {
+        // SAFETY: all zero is a valid value of these parameters; the mask says which count.
+        let mut params: sys::ucp_params_t = unsafe { MaybeUninit::zeroed().assume_init() };
+        params.field_mask = sys::UCP_PARAM_FIELD_FEATURES;
+        params.features = sys::UCP_FEATURE_AM | sys::UCP_FEATURE_RMA | sys::UCP_FEATURE_WAKEUP;
+        // SAFETY: the configuration is alive and UCX copies it.
+        let status = unsafe {
+            (ucp.ucp_init_version)(sys::API_MAJOR, sys::API_MINOR, &params, config, &mut context)
+        };
+        check(ucp, "ucp_init_version", status)
+    });
+    // SAFETY: as it was read.
+    unsafe { (ucp.ucp_config_release)(config) };
+    made.map(|()| context)
+}
+
+fn check(ucp: &Ucp, call: &'static str, status: ucs_status_t) -> Result<(), UcpError> {
+    match status {
+        sys::UCS_OK => Ok(()),
+        status => Err(UcpError { call, reason: ucp.status_text(status) }),
+    }
+}
+
+fn closed() -> UcpError {
+    UcpError { call: "endpoint", reason: "it is closed".into() }
+}
+
+/// # Safety
+/// `user_data` is a [`Pinned`] [`Op`] that is alive; called on the worker's thread.
+unsafe extern "C" fn on_sent(request: *mut c_void, status: ucs_status_t, user_data: *mut c_void) {
+    // SAFETY: as the caller says; ops are dropped after their event was taken.
+    let op = unsafe { &*user_data.cast::<Op>() };
+    // SAFETY: the request is over.
+    unsafe { (op.ucp.ucp_request_free)(request) };
+    let result = match status {
+        sys::UCS_OK => Ok(()),
+        status => Err(op.ucp.status_text(status)),
+    };
+    // SAFETY: it outlives the worker's calls; nobody holds a borrow across one.
+    unsafe { &*op.called }.queue.borrow_mut().push_back(Event::Done { op: op.id, result });
+}
+
+/// # Safety
+/// As [`on_sent`].
+unsafe extern "C" fn on_received(
+    request: *mut c_void,
+    status: ucs_status_t,
+    _length: usize,
+    user_data: *mut c_void,
+) {
+    // SAFETY: the same contract.
+    unsafe { on_sent(request, status, user_data) };
+}
+
+/// # Safety
+/// `arg` is a [`Pinned`] [`EndpointContext`] that is alive; called on the worker's thread.
+unsafe extern "C" fn on_error(arg: *mut c_void, _ep: sys::ucp_ep_h, status: ucs_status_t) {
+    // SAFETY: as the caller says; contexts live until their endpoint is closed.
+    let context = unsafe { &*arg.cast::<EndpointContext>() };
+    let reason = context.ucp.status_text(status);
+    let event = Event::PeerLost { endpoint: context.id, reason };
+    // SAFETY: as in `on_sent`.
+    unsafe { &*context.called }.queue.borrow_mut().push_back(event);
+}
+
+/// # Safety
+/// `arg` is a [`Pinned`] [`Listener`] that is alive; header, data and param are UCX's for this
+/// call; called on the worker's thread.
+unsafe extern "C" fn on_message(
+    arg: *mut c_void,
+    header: *const c_void,
+    header_length: usize,
+    data: *mut c_void,
+    length: usize,
+    param: *const sys::ucp_am_recv_param_t,
+) -> ucs_status_t {
+    // SAFETY: as the caller says.
+    let listener = unsafe { &*arg.cast::<Listener>() };
+    let copy = |at: *const c_void, len: usize| match len {
+        0 => Vec::new(),
+        // SAFETY: UCX says that so many bytes lie there.
+        _ => unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec(),
+    };
+    let header = copy(header, header_length);
+    // SAFETY: UCX passes a valid param.
+    let waits = unsafe { (*param).recv_attr } & sys::UCP_AM_RECV_ATTR_FLAG_RNDV != 0;
+    let (payload, status) = match NonNull::new(data).filter(|_| waits) {
+        Some(data) => (Payload::Waits(Waiting { data, len: length }), sys::UCS_INPROGRESS),
+        None => (Payload::Here(copy(data, length).into()), sys::UCS_OK),
+    };
+    let event = Event::Message { id: listener.id, header, payload };
+    // SAFETY: as in `on_sent`.
+    unsafe { &*listener.called }.queue.borrow_mut().push_back(event);
+    status
+}
