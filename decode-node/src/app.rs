@@ -3,12 +3,16 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tokio::net::TcpListener;
+use tonic::transport::server::TcpIncoming;
+
 use baton_engine::load::LoadObserver;
 use baton_engine_host::{LoadLog, NodeConfig, NodeServer, ServerError};
 use baton_kv_transfer::clock::Clock;
 use baton_kv_transfer::transport::grpc;
 use baton_proto::internal::decode_server::DecodeServer;
 use baton_registry::{Registry, Role};
+use baton_runtime::serve::bind;
 use baton_runtime::shutdown::Shutdown;
 use tonic::service::Routes;
 
@@ -21,6 +25,8 @@ use crate::sessions::Sessions;
 #[derive(Debug)]
 pub struct DecodeNode {
     server: NodeServer,
+    kv: TcpListener,
+    kv_address: SocketAddr,
 }
 
 impl DecodeNode {
@@ -44,7 +50,14 @@ impl DecodeNode {
         registry: Option<Arc<dyn Registry>>,
         observer: Arc<dyn LoadObserver + Send>,
     ) -> Result<Self, ServerError> {
-        Ok(Self { server: NodeServer::build(config, Role::Decode, registry, observer).await? })
+        let (kv, kv_address) = bind(SocketAddr::new(config.grpc.ip(), config.kv_port)).await?;
+        let server = NodeServer::build(config, Role::Decode, registry, observer).await?;
+        Ok(Self { server, kv, kv_address })
+    }
+
+    /// Where KV is taken.
+    pub fn kv_address(&self) -> SocketAddr {
+        self.kv_address
     }
 
     pub fn grpc_address(&self) -> SocketAddr {
@@ -65,12 +78,28 @@ impl DecodeNode {
             self.server.service.clone(),
             self.server.config(),
             Clock::start(),
+            self.server.reachable(self.kv_address),
         ));
-        let (push, incoming) = grpc::listener(None);
-        tokio::spawn(serve_pushes(incoming, sessions.clone(), metrics));
+        let (push, incoming) = grpc::listener(self.server.lane.ucx.clone());
+        let runtime = self.server.lane.runtime.handle();
+        let kv = self.kv.into_std().map_err(ServerError::KvLane)?;
+        let (stop, pushes) = (shutdown.stop.clone(), sessions.clone());
+        let serving = runtime.spawn(async move {
+            tokio::spawn(serve_pushes(incoming, pushes, metrics));
+            let kv = TcpListener::from_std(kv)?;
+            let kv = TcpIncoming::from(kv).with_nodelay(Some(true));
+            let server = grpc::server().add_service(push);
+            server
+                .serve_with_incoming_shutdown(kv, stop.cancelled_owned())
+                .await
+                .map_err(std::io::Error::other)
+        });
         let mut routes = Routes::builder();
         routes.add_service(DecodeServer::new(DecodeService::new(sessions)));
-        routes.add_service(push);
-        self.server.serve(grpc::server(), routes.routes(), shutdown).await
+        let server = baton_runtime::grpc::server();
+        self.server.serve(server, routes.routes(), shutdown).await?;
+        // It stops with the rest; what it still has would only keep the process.
+        serving.abort();
+        Ok(())
     }
 }

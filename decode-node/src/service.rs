@@ -53,6 +53,7 @@ impl DecodeService {
             cached_tokens: reserved.cached_tokens as u32,
             incarnation: node.incarnation.get().0,
             expires_ms: self.sessions.grant_expiry_ms(),
+            kv_address: self.sessions.kv_address().to_owned(),
         })
     }
 }

@@ -34,6 +34,7 @@ pub(crate) struct Sessions {
     minter: Arc<GrantMinter>,
     receiver_config: ReceiverConfig,
     grant_expiry_ms: u64,
+    kv_address: String,
     table: Mutex<Table>,
 }
 
@@ -115,7 +116,7 @@ impl Drop for Unclaimed<'_> {
 }
 
 impl Sessions {
-    pub fn new(node: NodeService, config: &NodeConfig, clock: Clock) -> Self {
+    pub fn new(node: NodeService, config: &NodeConfig, clock: Clock, kv_address: String) -> Self {
         let timing = Timing { peer_silent_ms: config.peer_silent_ms, ..Timing::default() };
         Self {
             node,
@@ -123,8 +124,14 @@ impl Sessions {
             minter: Arc::new(GrantMinter::new(random::bytes())),
             receiver_config: ReceiverConfig { timing, ..ReceiverConfig::default() },
             grant_expiry_ms: config.grant_expiry_ms,
+            kv_address,
             table: Mutex::default(),
         }
+    }
+
+    /// Where senders find this node.
+    pub fn kv_address(&self) -> &str {
+        &self.kv_address
     }
 
     pub fn grant_expiry_ms(&self) -> u64 {

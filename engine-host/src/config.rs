@@ -7,6 +7,8 @@ use baton_engine::load::{WeightsCache, WeightsMemory};
 use baton_types::KvDtype;
 use serde::{Deserialize, Serialize};
 
+use crate::KvTransport;
+
 /// Everything that a prefill or decode node can be told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -17,6 +19,8 @@ pub struct NodeConfig {
     pub grpc: SocketAddr,
     /// Health and metrics listen here.
     pub http: SocketAddr,
+    /// A decode node takes KV on this port of the address of `grpc`; 0: any that is free.
+    pub kv_port: u16,
     /// `host:port` under which others reach the gRPC server; empty: as it listens.
     pub advertise: String,
     /// `http://host:port` of each etcd member; empty: the node registers nowhere.
@@ -56,6 +60,17 @@ pub struct NodeConfig {
     pub grant_expiry_ms: u64,
     /// Silence after which the other end of a transfer counts as gone.
     pub peer_silent_ms: u64,
+    /// `auto`: KV travels over UCX where both nodes have it, else over gRPC; `grpc`; `ucx`: never
+    /// over gRPC.
+    pub kv_transport: KvTransport,
+    /// Path of libucp; empty: where the system has it.
+    pub ucx_library: String,
+    /// UCX's transports, as `UCX_TLS` names them; empty: as UCX finds them.
+    pub ucx_tls: String,
+    /// UCX's network devices, as `UCX_NET_DEVICES` names them; empty: all.
+    pub ucx_devices: String,
+    /// How long UCX's thread polls after its last event before it sleeps.
+    pub ucx_spin_us: u64,
 }
 
 /// Which kernels run.
@@ -72,11 +87,12 @@ pub enum IsaChoice {
 
 impl NodeConfig {
     /// Defaults for a node that listens on these loopback ports.
-    pub fn on_ports(grpc: u16, http: u16) -> Self {
+    pub fn on_ports(grpc: u16, http: u16, kv_port: u16) -> Self {
         Self {
             id: String::new(),
             grpc: SocketAddr::from(([127, 0, 0, 1], grpc)),
             http: SocketAddr::from(([127, 0, 0, 1], http)),
+            kv_port,
             advertise: String::new(),
             etcd: Vec::new(),
             etcd_prefix: "/baton/v1".into(),
@@ -96,6 +112,11 @@ impl NodeConfig {
             drain_grace_ms: 30_000,
             grant_expiry_ms: 10_000,
             peer_silent_ms: 2_000,
+            kv_transport: KvTransport::Auto,
+            ucx_library: String::new(),
+            ucx_tls: String::new(),
+            ucx_devices: String::new(),
+            ucx_spin_us: 20,
         }
     }
 

@@ -8,7 +8,7 @@ use baton_runtime::config::{self, ConfigError};
 use baton_types::KvDtype;
 use serde_json::{Map, Value};
 
-use crate::NodeConfig;
+use crate::{KvTransport, NodeConfig};
 
 /// Flags given on the command line; absent ones leave file, environment and defaults as they are.
 #[derive(Debug, clap::Args)]
@@ -25,6 +25,12 @@ pub struct NodeFlags {
     /// Health and metrics listen here.
     #[arg(long, value_name = "ADDR")]
     pub http: Option<SocketAddr>,
+    /// A decode node takes KV on this port of the address of --grpc; 0: any that is free.
+    #[arg(long, value_name = "PORT")]
+    pub kv_port: Option<u16>,
+    /// How KV travels: auto (UCX where both nodes have it, else gRPC), grpc, or ucx alone.
+    #[arg(long, value_name = "WAY")]
+    pub kv_transport: Option<KvTransport>,
     /// A GGUF file, or a folder with safetensors and config.json.
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
@@ -49,6 +55,8 @@ impl NodeFlags {
             ("etcd", self.etcd.map(Value::from)),
             ("grpc", self.grpc.map(|address| address.to_string().into())),
             ("http", self.http.map(|address| address.to_string().into())),
+            ("kv_port", self.kv_port.map(Value::from)),
+            ("kv_transport", self.kv_transport.map(|way| way.as_str().into())),
             ("model", self.model.map(|path| path.to_string_lossy().into_owned().into())),
             ("threads", self.threads.map(Value::from)),
             ("kv_dtype", self.kv_dtype.map(|dtype| dtype.as_str().into())),
@@ -76,7 +84,7 @@ mod tests {
 
     fn load(flags: &[&str]) -> Result<NodeConfig, ConfigError> {
         let flags = [&["node", "--model", "m.gguf"], flags].concat();
-        Binary::parse_from(flags).node.load(&NodeConfig::on_ports(0, 0))
+        Binary::parse_from(flags).node.load(&NodeConfig::on_ports(0, 0, 0))
     }
 
     #[test]

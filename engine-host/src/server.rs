@@ -14,7 +14,8 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 
 use crate::{
-    EngineHost, EngineMetrics, HostError, Membership, NodeConfig, NodeService, StatusFeed, join,
+    EngineHost, EngineMetrics, HostError, KvLane, Membership, NodeConfig, NodeService, StatusFeed,
+    join,
 };
 
 /// The node cannot serve.
@@ -30,6 +31,13 @@ pub enum ServerError {
     Metrics(#[from] prometheus::Error),
     #[error("the engine's thread has ended by itself: a bug; the node stops and may be restarted")]
     EngineEnded,
+    #[error("KV cannot be moved: {0}")]
+    KvLane(#[source] std::io::Error),
+    #[error(
+        "kv_transport is ucx, and UCX cannot be used: {0}; install libucx0, name it with \
+             ucx_library, or set kv_transport = \"auto\""
+    )]
+    NoUcx(String),
     #[error(transparent)]
     Serve(#[from] ServeError),
 }
@@ -39,6 +47,7 @@ pub struct NodeServer {
     pub service: NodeService,
     pub metrics: prometheus::Registry,
     pub health: Health,
+    pub lane: KvLane,
     config: NodeConfig,
     ports: Ports,
     membership: Membership,
@@ -67,6 +76,8 @@ impl NodeServer {
         let ports = Ports::bind(config.grpc, config.http).await?;
         let health = Health::default();
         let metrics = prometheus::Registry::new();
+        let lane = KvLane::start(&config).await?;
+        lane.observe(&metrics)?;
         let (host, engine) = EngineHost::load(&config, observer).await?;
         health.set_started();
         let bound = ports.grpc_address();
@@ -80,8 +91,9 @@ impl NodeServer {
         let engine_metrics = EngineMetrics::new(&metrics, host.model(), id.as_str())?;
         let feed = StatusFeed::start(host.clone(), engine_metrics);
         let membership = join(&config, &id, role, address, host.model(), registry).await?;
-        let service = NodeService::new(host, feed, id, role, membership.incarnation());
-        Ok(Self { service, metrics, health, config, ports, membership, engine })
+        let service =
+            NodeService::new(host, feed, id, role, membership.incarnation(), lane.ucx.clone());
+        Ok(Self { service, metrics, health, lane, config, ports, membership, engine })
     }
 
     /// Where gRPC listens.
@@ -92,6 +104,16 @@ impl NodeServer {
     /// Where health and metrics listen.
     pub fn http_address(&self) -> SocketAddr {
         self.ports.http_address()
+    }
+
+    /// Where others reach a port that this node listens on beside gRPC's.
+    pub fn reachable(&self, bound: SocketAddr) -> String {
+        if !bound.ip().is_unspecified() || self.config.advertise.is_empty() {
+            return bound.to_string();
+        }
+        let advertised = &self.config.advertise;
+        let host = advertised.rsplit_once(':').map_or(advertised.as_str(), |(host, _)| host);
+        format!("{host}:{}", bound.port())
     }
 
     pub fn config(&self) -> &NodeConfig {

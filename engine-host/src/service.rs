@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use baton_kv_transfer::transport::ucx::Ucx;
 use baton_proto::internal::node_server::{Node, NodeServer};
 use baton_proto::internal::{
     DrainRequest, DrainResponse, GetModelArtifactsRequest, ModelArtifactsResponse, NodeStatus,
@@ -30,6 +31,7 @@ pub struct NodeService {
     pub id: NodeId,
     pub role: Role,
     pub incarnation: CurrentIncarnation,
+    ucx: Option<Ucx>,
     draining: Arc<AtomicBool>,
 }
 
@@ -40,8 +42,9 @@ impl NodeService {
         id: NodeId,
         role: Role,
         incarnation: CurrentIncarnation,
+        ucx: Option<Ucx>,
     ) -> Self {
-        Self { host, feed, id, role, incarnation, draining: Arc::default() }
+        Self { host, feed, id, role, incarnation, ucx, draining: Arc::default() }
     }
 
     pub fn into_server(self) -> NodeServer<Self> {
@@ -115,6 +118,7 @@ impl NodeService {
             stored: bytes(&tick.stored),
             removed: bytes(&tick.removed),
             grants: status.reserved as u32,
+            kv_ways: crate::kv::ways(self.ucx.as_ref()),
         }
     }
 }

@@ -18,6 +18,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod bench;
 mod checksum;
 pub mod clock;
 mod codec;

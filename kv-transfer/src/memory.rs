@@ -107,6 +107,7 @@ pub struct FrameMemory {
 struct Pool {
     mapping: Arc<Mapping>,
     piece_bytes: usize,
+    pieces: usize,
     free: Mutex<Vec<usize>>,
 }
 
@@ -120,7 +121,7 @@ impl FrameMemory {
         let mapping = Arc::new(Mapping::new(pieces * piece_bytes)?);
         // The lowest is taken first: memory that was never needed is never touched.
         let free = Mutex::new((0..pieces).rev().collect());
-        Ok(Self { pool: Some(Arc::new(Pool { mapping, piece_bytes, free })) })
+        Ok(Self { pool: Some(Arc::new(Pool { mapping, piece_bytes, pieces, free })) })
     }
 
     /// Everything from the heap.
@@ -131,6 +132,11 @@ impl FrameMemory {
     /// The mapping, for a transport to register.
     pub(crate) fn mapping(&self) -> Option<Arc<Mapping>> {
         self.pool.as_ref().map(|pool| pool.mapping.clone())
+    }
+
+    /// How many pieces there are.
+    pub(crate) fn pieces(&self) -> usize {
+        self.pool.as_ref().map_or(0, |pool| pool.pieces)
     }
 
     /// Room for `len` bytes.

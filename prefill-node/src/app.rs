@@ -8,7 +8,6 @@ use baton_engine_host::{LoadLog, NodeConfig, NodeServer, ServerError};
 use baton_kv_transfer::clock::Clock;
 use baton_kv_transfer::sender::SenderConfig;
 use baton_kv_transfer::timing::Timing;
-use baton_kv_transfer::transport::grpc::GrpcTransport;
 use baton_proto::internal::prefill_server::PrefillServer;
 use baton_registry::{Registry, Role};
 use baton_runtime::shutdown::Shutdown;
@@ -44,7 +43,8 @@ impl PrefillNode {
         registry: Option<Arc<dyn Registry>>,
         observer: Arc<dyn LoadObserver + Send>,
     ) -> Result<Self, ServerError> {
-        Ok(Self { server: NodeServer::build(config, Role::Prefill, registry, observer).await? })
+        let server = NodeServer::build(config, Role::Prefill, registry, observer).await?;
+        Ok(Self { server })
     }
 
     pub fn grpc_address(&self) -> SocketAddr {
@@ -61,12 +61,17 @@ impl PrefillNode {
     /// Where a server fails.
     pub async fn serve(self, shutdown: Shutdown) -> Result<(), ServerError> {
         let peer_silent_ms = self.server.config().peer_silent_ms;
+        let (service, lane) = (&self.server.service, &self.server.lane);
+        let (id, incarnation) = (service.id.clone(), service.incarnation.get());
+        let transport = lane.transport(id, incarnation, &self.server.metrics)?;
         let jobs = Arc::new(Jobs {
             node: self.server.service.clone(),
             clock: Clock::start(),
-            transport: Box::new(GrpcTransport::new()),
+            transport,
+            runtime: lane.runtime.handle().clone(),
             sender_config: SenderConfig {
                 timing: Timing { peer_silent_ms, ..Timing::default() },
+                memory: lane.memory.clone(),
                 ..SenderConfig::default()
             },
         });

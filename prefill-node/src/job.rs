@@ -11,7 +11,7 @@ use baton_kv_transfer::grant::Grant;
 use baton_kv_transfer::message::CommitInfo;
 use baton_kv_transfer::send::{self, Outgoing};
 use baton_kv_transfer::sender::{Sender, SenderConfig, SenderIdentity, SenderReport};
-use baton_kv_transfer::transport::Transport;
+use baton_kv_transfer::transport::{Carried, Transport};
 use baton_kv_transfer::{KvSpan, TransferError};
 use baton_proto::error::to_status;
 use baton_proto::internal::prefill_event::Event;
@@ -19,6 +19,7 @@ use baton_proto::internal::{HandedOff, PrefillEvent, PrefillRunRequest, PromptLo
 use baton_types::{Error, ErrorCode, GenerateRequest, RequestId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 use tracing::Instrument;
 
@@ -27,7 +28,9 @@ use tracing::Instrument;
 pub(crate) struct Jobs {
     pub node: NodeService,
     pub clock: Clock,
-    pub transport: Box<dyn Transport>,
+    pub transport: Arc<dyn Transport>,
+    /// Transfers run there.
+    pub runtime: tokio::runtime::Handle,
     pub sender_config: SenderConfig,
 }
 
@@ -179,7 +182,7 @@ impl Job {
         let transfer = self.jobs.transfer(self.sender, &self.decode_address, spans, &self.cancel);
         let compute = follow_engine(&mut events, &self.router, spans_in, self.arrived);
         // One side's failure ends the other at once.
-        let (computed, report) = tokio::try_join!(compute, transfer)?;
+        let (computed, (report, carried)) = tokio::try_join!(compute, transfer)?;
         let (computed, computed_us) = computed;
         let handed_off = HandedOff {
             cached_tokens: computed.stats.cached_tokens,
@@ -187,6 +190,8 @@ impl Job {
             queued_us: computed.stats.queued_us,
             computed_us,
             committed_us: self.arrived.elapsed().as_micros() as u64,
+            transport: way(&carried).to_owned(),
+            fallback: carried.fallback().unwrap_or_default().to_owned(),
         };
         emit(&self.router, Event::HandedOff(handed_off)).await;
         Ok(())
@@ -200,13 +205,32 @@ impl Jobs {
         address: &str,
         spans: mpsc::Receiver<Outgoing>,
         cancel: &CancellationToken,
-    ) -> Result<SenderReport, Error> {
+    ) -> Result<(SenderReport, Arc<Carried>), Error> {
         let peer = format!("http://{address}");
-        let stream = self.transport.connect(&peer).await.map_err(|error| to_error(&error))?;
         let span = tracing::info_span!("transfer", peer);
-        let driven = send::drive(sender, stream, spans, self.clock, cancel.clone());
-        let report = driven.instrument(span).await;
-        report.map_err(|error| to_error(&error))
+        let (transport, clock, cancel) = (self.transport.clone(), self.clock, cancel.clone());
+        let transfer = async move {
+            let stream = transport.connect(&peer).await?;
+            let carried = stream.carried.clone();
+            let report = send::drive(sender, stream, spans, clock, cancel).await?;
+            Ok((report, carried))
+        };
+        // Dropped with this future, as everything of the job is.
+        let task = AbortOnDropHandle::new(self.runtime.spawn(transfer.instrument(span)));
+        match task.await {
+            Ok(result) => result.map_err(|error: TransferError| to_error(&error)),
+            Err(error) => Err(Error::internal(format!("the transfer ended by itself: {error}"))),
+        }
+    }
+}
+
+/// Which way the frames went.
+fn way(carried: &Carried) -> &'static str {
+    match (carried.ucx_bytes(), carried.grpc_bytes()) {
+        (0, 0) => "",
+        (0, _) => "grpc",
+        (_, 0) => "ucx",
+        (_, _) => "ucx, then grpc",
     }
 }
 

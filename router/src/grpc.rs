@@ -4,14 +4,16 @@ use std::pin::Pin;
 use std::time::Instant;
 
 use baton_proto::error::to_status;
+use baton_proto::internal;
 use baton_proto::v1::baton_server::Baton;
 use baton_proto::v1::generate_event::Event;
 use baton_proto::v1::generate_request::Prompt;
 use baton_proto::v1::{
     ChatRequest, ClusterStatus, DetokenizeRequest, DetokenizeResponse, Done, Finished,
-    GenerateEvent, GenerateRequest, GetClusterStatusRequest, ListModelsRequest, ListModelsResponse,
-    Logprobs, Model as WireModel, Node as WireNode, Output, PromptLogprobs, Sampling, Stop,
-    StreamingAttention as WireStreaming, Token, TokenLogprob, TokenizeRequest, TokenizeResponse,
+    GenerateEvent, GenerateRequest, GetClusterStatusRequest, KvWay, ListModelsRequest,
+    ListModelsResponse, Logprobs, Model as WireModel, Node as WireNode, Output, PromptLogprobs,
+    Sampling, Stop, StreamingAttention as WireStreaming, Token, TokenLogprob, TokenizeRequest,
+    TokenizeResponse,
 };
 use baton_tokenizer::{ChatMessage, ChatOptions, Tokenizer};
 use baton_types::{Error, StreamingAttention, TokenId, TokenLogprobs, TokenOutput};
@@ -260,6 +262,11 @@ impl Baton for GrpcApi {
     }
 }
 
+fn way_to_wire(way: internal::KvWay) -> KvWay {
+    let internal::KvWay { name, ready, detail } = way;
+    KvWay { name, ready, detail }
+}
+
 fn node_to_wire(node: &Node) -> WireNode {
     let (member, status) = (node.member(), node.status());
     let never = u64::MAX;
@@ -276,5 +283,6 @@ fn node_to_wire(node: &Node) -> WireNode {
         incarnation: status.incarnation,
         report_age_ms: node.report_age().map_or(never, |age| age.as_millis() as u64),
         waiting_tokens: status.waiting_tokens,
+        kv_ways: status.kv_ways.into_iter().map(way_to_wire).collect(),
     }
 }

@@ -11,6 +11,7 @@ pub mod grpc;
 pub mod health;
 pub mod http;
 pub mod logs;
+pub mod own_runtime;
 pub mod random;
 pub mod serve;
 pub mod shutdown;

@@ -139,7 +139,11 @@ impl Serving {
     }
 }
 
-async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
+/// Listens, and says where: port 0 is any that is free.
+///
+/// # Errors
+/// Where the port is taken or may not be bound.
+pub async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
     let failed = |source| ServeError::Bind { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;

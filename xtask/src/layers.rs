@@ -9,7 +9,7 @@ use serde_json::Value;
 /// Lower layers first. Crates of one layer never import one another.
 const LAYERS: [&[&str]; 8] = [
     &["types"],
-    &["proto", "model-files", "tokenizer", "kv-cache"],
+    &["proto", "model-files", "tokenizer", "kv-cache", "ucx-sys"],
     &["engine", "kv-transfer", "registry"],
     &["runtime"],
     &["engine-host"],

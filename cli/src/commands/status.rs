@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_client::{ClusterStatus, Node};
+use baton_client::{ClusterStatus, KvWay, Node};
 use serde_json::{Value, json};
 
 use super::EndpointFlags;
@@ -52,6 +52,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
 }
 
 fn to_json(status: &ClusterStatus) -> Value {
+    let way = |way: &KvWay| json!({ "name": way.name, "ready": way.ready, "detail": way.detail });
     let node = |node: &Node| {
         json!({
             "id": node.id, "role": node.role, "address": node.address, "model": node.model,
@@ -59,6 +60,7 @@ fn to_json(status: &ClusterStatus) -> Value {
             "waiting_tokens": node.waiting_tokens, "kv_blocks_used": node.kv_blocks_used,
             "kv_blocks_total": node.kv_blocks_total, "incarnation": node.incarnation,
             "report_age_ms": node.report_age_ms,
+            "kv_ways": node.kv_ways.iter().map(way).collect::<Vec<_>>(),
         })
     };
     json!({
@@ -71,8 +73,8 @@ fn to_json(status: &ClusterStatus) -> Value {
 
 fn to_table(status: &ClusterStatus) -> String {
     let mut table = format!(
-        "{:<8} {:<12} {:>8} {:>8} {:>8} {:>7}  {}\n",
-        "ROLE", "STATE", "RUNNING", "WAITING", "KV USED", "SEEN", "NODE"
+        "{:<8} {:<12} {:>8} {:>8} {:>8} {:>7}  {:<10} {}\n",
+        "ROLE", "STATE", "RUNNING", "WAITING", "KV USED", "SEEN", "KV OVER", "NODE"
     );
     for node in &status.nodes {
         let used = f64::from(node.kv_blocks_used) / f64::from(node.kv_blocks_total.max(1));
@@ -81,15 +83,21 @@ fn to_table(status: &ClusterStatus) -> String {
             ms => format!("{:.1}s", ms as f64 / 1e3),
         };
         table.push_str(&format!(
-            "{:<8} {:<12} {:>8} {:>8} {:>7.1}% {:>7}  {}\n",
+            "{:<8} {:<12} {:>8} {:>8} {:>7.1}% {:>7}  {:<10} {}\n",
             node.role,
             node.state,
             node.running,
             node.waiting,
             used * 100.0,
             seen,
+            ways(node),
             node.id
         ));
+    }
+    for node in &status.nodes {
+        for way in node.kv_ways.iter().filter(|way| !way.ready) {
+            table.push_str(&format!("{}: no {}: {}\n", node.id, way.name, way.detail));
+        }
     }
     let stale = if status.membership_stale { "; membership is STALE" } else { "" };
     table.push_str(&format!(
@@ -97,4 +105,10 @@ fn to_table(status: &ClusterStatus) -> String {
         status.running_requests, status.queued_requests
     ));
     table
+}
+
+/// The ways that KV can take to or from a node.
+fn ways(node: &Node) -> String {
+    let ready = node.kv_ways.iter().filter(|way| way.ready).map(|way| way.name.as_str());
+    ready.collect::<Vec<_>>().join(" ")
 }

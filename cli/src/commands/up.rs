@@ -165,7 +165,7 @@ fn node_config(flags: &Flags, model: &Path, threads: usize) -> NodeConfig {
         kv_dtype: flags.kv_dtype,
         weights_cache: flags.weights_cache.clone(),
         drain_grace_ms: GRACE.as_millis() as u64,
-        ..NodeConfig::on_ports(0, 0)
+        ..NodeConfig::on_ports(0, 0, 0)
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Explain {
     /// Prompt tokens that needed no transfer, since the decode node held them.
     pub cached_at_decode_tokens: u32,
     pub transferred_bytes: u64,
+    /// How it travelled; empty where nothing did.
+    pub transport: String,
     pub preemptions: u32,
     pub phases_us: Phases,
     /// Failures on the way, and what was done about them.
@@ -122,6 +124,10 @@ impl Trail {
         phases.transfer_unhidden = handed_off.committed_us.saturating_sub(handed_off.computed_us);
         self.explain.cached_tokens = handed_off.cached_tokens;
         self.explain.transferred_bytes += handed_off.bytes_sent;
+        self.explain.transport = handed_off.transport.clone();
+        if !handed_off.fallback.is_empty() {
+            self.note(format!("KV took gRPC: {}", handed_off.fallback));
+        }
     }
 
     pub fn decoded(&mut self, finished: &Finished) {

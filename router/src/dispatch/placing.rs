@@ -202,7 +202,7 @@ impl Dispatch {
         let mut placement =
             Placement { plan, request, attempt, decode, prefill: None, _decoding: decoding };
         if let Some(prefill) = placement.plan.prefill.clone() {
-            match self.start_prefill(&placement, prefill.clone(), reserved.grant).await {
+            match self.start_prefill(&placement, prefill.clone(), &reserved).await {
                 Ok(stream) => placement.prefill = Some(stream),
                 Err(error) => self.replace_prefill(&mut placement, &prefill, error).await?,
             }
@@ -237,12 +237,12 @@ impl Dispatch {
         &self,
         placement: &Placement,
         view: NodeView,
-        grant: bytes::Bytes,
+        reserved: &ReserveResponse,
     ) -> Result<PrefillStream, Error> {
         let run = PrefillRunRequest {
             request: Some(Request::from(&placement.request)),
-            grant,
-            decode_address: placement.plan.decode.node.member().address.clone(),
+            grant: reserved.grant.clone(),
+            decode_address: reserved.kv_address.clone(),
             fingerprint: self.model.fingerprint.0.to_vec().into(),
             numerics: self.model.numerics.0.clone(),
         };

@@ -185,7 +185,7 @@ impl Dispatch {
                 Err(error) => return Err(error),
             };
             let Some(view) = next else { return Ok(()) };
-            match self.start_prefill(placement, view.clone(), reserved.grant).await {
+            match self.start_prefill(placement, view.clone(), &reserved).await {
                 Ok(stream) => {
                     placement.prefill = Some(stream);
                     return Ok(());

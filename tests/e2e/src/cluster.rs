@@ -117,6 +117,9 @@ impl Cluster {
             arguments.push(format!("--model={}", paths::model().display()));
             arguments.push("--threads=1".into());
         }
+        if role == Role::Decode {
+            arguments.push(format!("--kv-port={}", ports::free()));
+        }
         let process = spawn(role, &name, self.folder.path(), &arguments);
         self.parts.push(Part { role, grpc, http, process, name, arguments });
         grpc

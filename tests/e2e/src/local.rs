@@ -36,7 +36,12 @@ pub struct Local {
 
 /// A node with one thread and a small pool, on ports that the system picks.
 pub fn node_config() -> NodeConfig {
-    NodeConfig { model: paths::model(), threads: 1, kv_pool_mib: 256, ..NodeConfig::on_ports(0, 0) }
+    NodeConfig {
+        model: paths::model(),
+        threads: 1,
+        kv_pool_mib: 256,
+        ..NodeConfig::on_ports(0, 0, 0)
+    }
 }
 
 /// A router on ports that the system picks.

@@ -16,7 +16,9 @@ use super::{Choice, Operation, UcxConfig};
 use crate::memory::Mapping;
 
 const MESSAGE_BYTES: usize = 1 << 20;
-const MESSAGES: usize = 8;
+const MESSAGES: usize = 4;
+/// The best of them counts: others use the machine meanwhile.
+const ROUNDS: usize = 5;
 const WITHIN: Duration = Duration::from_secs(2);
 
 /// Transports inside one machine. The test leaves them out where it can: between machines the
@@ -34,11 +36,24 @@ pub(super) struct Measured {
 /// # Errors
 /// Where neither operation works.
 pub(super) fn run(ucp: &'static Ucp, config: &UcxConfig) -> Result<Measured, String> {
-    let rate = |operation| {
+    let prepare = |operation| {
         let settings = settings(config, operation, network_tls(config.tls.as_deref()));
-        measure(ucp, operation, &settings).map_err(|error| error.to_string())
+        Test::new(ucp, &settings)
     };
-    let (put, fetch) = (rate(Operation::Put), rate(Operation::Fetch));
+    let mut tests = [Operation::Put, Operation::Fetch].map(|operation| {
+        prepare(operation).and_then(|mut test| {
+            // The first message connects.
+            test.carry(operation, 1)?;
+            Ok((operation, test, 0.0))
+        })
+    });
+    for _ in 0..ROUNDS {
+        for test in &mut tests {
+            *test = std::mem::replace(test, Err(UcpError::default())).and_then(measure);
+        }
+    }
+    let [put, fetch] = tests
+        .map(|test| test.map(|(_, _, best)| best).map_err(|error: UcpError| error.to_string()));
     let operation = match (&put, &fetch) {
         (Ok(put), Ok(fetch)) if *fetch > 2.0 * put => Operation::Fetch,
         (Ok(_), _) => Operation::Put,
@@ -77,17 +92,14 @@ fn network_tls(tls: Option<&str>) -> Option<String> {
     Some(if between.is_empty() { tls.to_owned() } else { between.join(",") })
 }
 
+/// One more round of a test, whose best rate so far is the last.
 fn measure(
-    ucp: &'static Ucp,
-    operation: Operation,
-    settings: &[(&str, String)],
-) -> Result<f64, UcpError> {
-    let mut test = Test::new(ucp, settings)?;
-    // The first message connects.
-    test.carry(operation, 1)?;
+    (operation, mut test, best): (Operation, Test, f64),
+) -> Result<(Operation, Test, f64), UcpError> {
     let start = Instant::now();
     test.carry(operation, MESSAGES)?;
-    Ok((MESSAGES * MESSAGE_BYTES) as f64 / start.elapsed().as_secs_f64())
+    let rate = (MESSAGES * MESSAGE_BYTES) as f64 / start.elapsed().as_secs_f64();
+    Ok((operation, test, best.max(rate)))
 }
 
 struct Test {

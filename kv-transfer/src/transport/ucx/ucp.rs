@@ -21,7 +21,7 @@ use sys::{Ucp, ucs_status_t};
 use crate::memory::Mapping;
 
 /// UCX said no.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {reason}")]
 pub(super) struct UcpError {
     pub call: &'static str,

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use baton_client::Client;
-use baton_engine_host::{IsaChoice, NodeConfig};
+use baton_engine_host::{IsaChoice, KvTransport, NodeConfig};
 use baton_router::RouterConfig;
 use baton_tests::load::{self, Case, Progress, Recorded};
 use baton_tests::local::{Local, node_config, router_config};
@@ -16,7 +16,8 @@ use baton_tests::{alone, wait};
 use baton_types::TokenId;
 
 /// Levels of each factor, in the order of [`Way`]'s fields.
-const LEVELS: [usize; 7] = [2, 4, 2, 2, 3, 2, 2];
+const FACTORS: usize = 8;
+const LEVELS: [usize; FACTORS] = [2, 4, 2, 2, 3, 2, 2, 3];
 
 /// Where a chunk is one token, or kernels are scalar, prompts are at most so long.
 const SLOW_PROMPT_TOKENS: usize = 128;
@@ -29,6 +30,9 @@ const FULL_SHARE: usize = 4;
 
 const CHUNKS: [usize; 4] = [1, 7, 64, 512];
 const ISAS: [IsaChoice; 3] = [IsaChoice::Scalar, IsaChoice::Avx2, IsaChoice::Avx512];
+/// UCX as it finds its way, which inside one machine is the kernel's copy, and over TCP.
+const TRANSPORTS: [(KvTransport, &str); 3] =
+    [(KvTransport::Grpc, ""), (KvTransport::Ucx, ""), (KvTransport::Ucx, "tcp")];
 const OTHERS: u64 = 16;
 
 /// One way for a request to go: a level of each factor.
@@ -42,10 +46,12 @@ struct Way {
     block_tokens: u16,
     /// Ask a second time, when the prompt's KV is cached.
     cached: bool,
+    /// How KV travels, and over which of UCX's transports.
+    transport: (KvTransport, &'static str),
 }
 
 impl Way {
-    fn from_levels(levels: [usize; 7]) -> Self {
+    fn from_levels(levels: [usize; FACTORS]) -> Self {
         Self {
             remote_prefill: levels[0] == 1,
             chunk_tokens: CHUNKS[levels[1]],
@@ -54,6 +60,7 @@ impl Way {
             isa: ISAS[levels[4]],
             block_tokens: [16, 32][levels[5]],
             cached: levels[6] == 1,
+            transport: TRANSPORTS[levels[7]],
         }
     }
 
@@ -78,6 +85,8 @@ impl Way {
             prefill_chunk_tokens: self.chunk_tokens,
             mixed_prefill_tokens: self.chunk_tokens,
             kv_pool_mib: 384,
+            kv_transport: self.transport.0,
+            ucx_tls: self.transport.1.to_owned(),
             ..node_config()
         }
     }
@@ -96,17 +105,18 @@ struct Asked {
 }
 
 /// Rows of levels in which every pair of levels of any two factors occurs; greedy.
-fn pairwise() -> Vec<[usize; 7]> {
+fn pairwise() -> Vec<[usize; FACTORS]> {
     let mut all = every_combination();
     all.retain(|row| Way::from_levels(*row).is_bearable());
-    let pairs = |row: &[usize; 7]| {
+    let pairs = |row: &[usize; FACTORS]| {
         let row = *row;
-        (0..7).flat_map(move |a| (a + 1..7).map(move |b| (a, row[a], b, row[b])))
+        (0..FACTORS).flat_map(move |a| (a + 1..FACTORS).map(move |b| (a, row[a], b, row[b])))
     };
     let mut missing: std::collections::BTreeSet<_> = all.iter().flat_map(pairs).collect();
     let mut rows = Vec::new();
     while !missing.is_empty() {
-        let gain = |row: &&[usize; 7]| pairs(row).filter(|pair| missing.contains(pair)).count();
+        let gain =
+            |row: &&[usize; FACTORS]| pairs(row).filter(|pair| missing.contains(pair)).count();
         // The first of the best, so that the rows are the same in every run.
         let best = *all.iter().rev().max_by_key(gain).expect("there are combinations");
         pairs(&best).for_each(|pair| {
@@ -117,7 +127,7 @@ fn pairwise() -> Vec<[usize; 7]> {
     rows
 }
 
-fn every_combination() -> Vec<[usize; 7]> {
+fn every_combination() -> Vec<[usize; FACTORS]> {
     let count: usize = LEVELS.iter().product();
     let row = |mut number: usize| {
         LEVELS.map(|levels| {
@@ -226,7 +236,7 @@ async fn follow(way: Way, all: &[&Asked]) {
     eprintln!("{} prompts equal in {:?}: {way:?}", all.len(), began.elapsed());
 }
 
-async fn follow_all(rows: Vec<[usize; 7]>, lengths: &[usize], full: bool) {
+async fn follow_all(rows: Vec<[usize; FACTORS]>, lengths: &[usize], full: bool) {
     let all = reference(lengths).await;
     for (row_at, way) in rows.into_iter().map(Way::from_levels).enumerate() {
         if !is_available(way.isa) {

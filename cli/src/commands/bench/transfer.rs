@@ -1,0 +1,262 @@
+//! `baton bench transfer`: how fast KV travels between two processes of this machine.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use baton_kv_transfer::bench::{self, Level, Plan};
+use baton_kv_transfer::frame::WireLayout;
+use baton_kv_transfer::memory::FrameMemory;
+use baton_kv_transfer::transport::Transport;
+use baton_kv_transfer::transport::grpc::GrpcTransport;
+use baton_kv_transfer::transport::ucx::{Fallback, Ucx, UcxConfig, UcxState, UcxTransport};
+use baton_runtime::logs;
+use baton_runtime::own_runtime::OwnRuntime;
+use baton_types::{Incarnation, KvDtype, NodeId};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::net::TcpListener;
+
+use crate::print;
+
+/// What is sent before the clock runs, at most: connections are made and memory is touched.
+const WARM_BYTES: u64 = 512 << 20;
+const FRAME_ROOM: usize = 4096;
+
+/// GB per second, and CPU seconds per GB, of KV between a sender and a receiver that this command
+/// starts beside it. GB are 10^9 bytes.
+///
+/// Example: baton bench transfer --way grpc --level wire --message 1048576 --streams 1
+/// Example: baton bench transfer --way ucx --level handoff --shape llama70b --ucx-tls tcp --json
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Flags {
+    /// tcp is plain framed TCP, the baseline.
+    #[arg(long, value_enum, default_value_t = Way::Grpc)]
+    way: Way,
+    /// wire: frames as they are. checked: with checksums. placed: over UCX, copied out of the
+    /// staging memory too. handoff: the whole protocol, of prompts of --shape.
+    #[arg(long, value_name = "LEVEL", default_value = "wire", value_parser = level)]
+    level: Level,
+    /// Payload bytes of a message.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    message: u64,
+    /// Streams at once.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
+    streams: u16,
+    /// Bytes in all.
+    #[arg(long, value_name = "BYTES", default_value_t = 4_000_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    total: u64,
+    /// Whose KV, for handoffs.
+    #[arg(long, value_enum, default_value_t = Shape::Smollm2)]
+    shape: Shape,
+    /// Path of libucp; without it, where the system has it.
+    #[arg(long, value_name = "FILE")]
+    ucx_library: Option<String>,
+    /// As UCX_TLS.
+    #[arg(long, value_name = "LIST")]
+    ucx_tls: Option<String>,
+    /// How long UCX's thread polls after its last event before it sleeps.
+    #[arg(long, value_name = "MICROS", default_value_t = 20)]
+    ucx_spin_us: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Be the receiver: what this command starts by itself.
+    #[arg(long, hide = true)]
+    serve: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Way {
+    Tcp,
+    Grpc,
+    Ucx,
+}
+
+/// A model's KV: prompts of 512 tokens.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Shape {
+    /// 30 layers, 12 KiB for 16 tokens.
+    Smollm2,
+    /// 80 layers, 64 KiB for 16 tokens.
+    Llama70b,
+}
+
+impl Shape {
+    fn layout(self) -> WireLayout {
+        let (layers, kv_heads, head_dim) = match self {
+            Shape::Smollm2 => (30, 3, 64),
+            Shape::Llama70b => (80, 8, 128),
+        };
+        WireLayout { layers, kv_heads, head_dim, dtype: KvDtype::Bf16 }
+    }
+}
+
+fn level(text: &str) -> Result<Level, String> {
+    let known = Level::ALL.iter().find(|level| level.as_str() == text).copied();
+    known.ok_or_else(|| "one of wire, checked, placed and handoff is wanted".into())
+}
+
+pub async fn run(flags: Flags) -> anyhow::Result<()> {
+    logs::init_at("warn");
+    if flags.way == Way::Tcp && matches!(flags.level, Level::Placed | Level::Handoff) {
+        anyhow::bail!("--level {}: plain TCP has no such level", flags.level.as_str());
+    }
+    let own = OwnRuntime::start("kv").context("no thread for transfers")?;
+    if flags.serve {
+        return serve(&flags, &own).await;
+    }
+    let report = measure(&flags, &own).await?;
+    if flags.json {
+        return print::json(&report);
+    }
+    let figure = |key: &str| report[key].as_f64().unwrap_or_default();
+    print::line(&format!(
+        "{:.2} GB/s, CPU {:.3} s/GB at the sender and {:.3} at the receiver",
+        figure("gb_per_s"),
+        figure("cpu_sender_s_per_gb"),
+        figure("cpu_receiver_s_per_gb"),
+    ))
+}
+
+impl Flags {
+    fn plan(&self, total_bytes: u64) -> Plan {
+        Plan {
+            level: self.level,
+            message_bytes: self.message as usize,
+            streams: usize::from(self.streams),
+            total_bytes,
+            layout: self.shape.layout(),
+            tokens: 512,
+        }
+    }
+
+    /// UCX, where it is the way.
+    async fn ucx(&self, memory: &FrameMemory) -> anyhow::Result<Option<Ucx>> {
+        if self.way != Way::Ucx {
+            return Ok(None);
+        }
+        let config = UcxConfig {
+            library: self.ucx_library.clone(),
+            tls: self.ucx_tls.clone(),
+            devices: None,
+            spin: Duration::from_micros(self.ucx_spin_us),
+        };
+        let ucx = Ucx::start(config, memory)?;
+        ucx.ready().await.map_err(|why| anyhow::anyhow!("UCX cannot be used: {why}"))?;
+        Ok(Some(ucx))
+    }
+}
+
+/// The receiver: says where it listens, and ends with its standard input.
+async fn serve(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<()> {
+    let ucx = flags.ucx(&FrameMemory::heap()).await?;
+    let is_framed = flags.way == Way::Tcp;
+    let (said, address) = tokio::sync::oneshot::channel();
+    let serving = own.handle().spawn(async move {
+        let listening = TcpListener::bind("127.0.0.1:0").await?;
+        // Who waits for it is this function.
+        let _unheard = said.send(listening.local_addr()?);
+        match is_framed {
+            true => bench::serve_framed(listening).await,
+            false => bench::serve(listening, ucx).await,
+        }
+    });
+    print::line(&address.await?.to_string())?;
+    let (mut input, mut byte) = (tokio::io::stdin(), [0]);
+    tokio::select! {
+        served = serving => served??,
+        _ = input.read(&mut byte) => {}
+    }
+    Ok(())
+}
+
+async fn measure(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<Value> {
+    let mut receiver = tokio::process::Command::new(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .arg("--serve")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("the receiver does not start")?;
+    let pid = receiver.id().context("the receiver has ended")?;
+    let output = receiver.stdout.take().context("the receiver has no output")?;
+    let mut address = String::new();
+    BufReader::new(output).read_line(&mut address).await?;
+    let address = address.trim().to_owned();
+    anyhow::ensure!(!address.is_empty(), "the receiver has ended; its reason stands above");
+    let (frame_bytes, streams) = ((flags.message as usize).min(1 << 20), flags.plan(0).streams);
+    let pieces = (bench::ARENA_BYTES / (frame_bytes + FRAME_ROOM)).max(streams);
+    let memory = FrameMemory::new(pieces, frame_bytes + FRAME_ROOM)?;
+    let ucx = flags.ucx(&memory).await?;
+    let send = |total| send(own, flags.way, address.clone(), flags.plan(total), &memory, &ucx);
+    send(flags.total.min(WARM_BYTES)).await?;
+    let before = (own_cpu(), cpu_of(pid)?);
+    let took = send(flags.total).await?.as_secs_f64();
+    let (sender, at_receiver) = (own_cpu() - before.0, cpu_of(pid)? - before.1);
+    let gb = flags.total as f64 / 1e9;
+    let version = ucx.map(|ucx| match ucx.state() {
+        UcxState::Ready { version, operation } => {
+            json!({"version": version, "operation": operation.as_str()})
+        }
+        _ => Value::Null,
+    });
+    Ok(json!({
+        "way": format!("{:?}", flags.way).to_lowercase(), "level": flags.level.as_str(),
+        "message": flags.message, "streams": flags.streams, "bytes": flags.total,
+        "seconds": took, "gb_per_s": gb / took, "cpu_sender_s_per_gb": sender / gb,
+        "cpu_receiver_s_per_gb": at_receiver / gb, "ucx": version,
+    }))
+}
+
+async fn send(
+    own: &OwnRuntime,
+    way: Way,
+    address: String,
+    plan: Plan,
+    memory: &FrameMemory,
+    ucx: &Option<Ucx>,
+) -> anyhow::Result<Duration> {
+    if way == Way::Tcp {
+        let sending = own.handle().spawn(async move { bench::send_framed(&address, plan).await });
+        return Ok(sending.await??);
+    }
+    let (memory, ucx, peer) = (memory.clone(), ucx.clone(), format!("http://{address}"));
+    let sending = own.handle().spawn(async move {
+        let grpc = GrpcTransport::new();
+        let transport: Arc<dyn Transport> = match ucx {
+            None => Arc::new(grpc),
+            Some(ucx) => {
+                let (node, incarnation) = (NodeId::new("bench"), Incarnation(1));
+                let fallback = Fallback::Forbidden;
+                Arc::new(UcxTransport::new(grpc, ucx, node, incarnation, fallback))
+            }
+        };
+        bench::send(transport, &peer, plan, memory).await
+    });
+    Ok(sending.await??)
+}
+
+/// CPU seconds of this process.
+fn own_cpu() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// CPU seconds of a process and what it runs; in hundredths.
+fn cpu_of(pid: u32) -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .context("the receiver has ended; its reason stands above")?;
+    // User and system time are the 14th and 15th field; the second, in parentheses, may hold
+    // blanks.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+    let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
