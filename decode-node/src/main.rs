@@ -26,7 +26,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run() -> anyhow::Result<()> {
-    let config = Flags::parse().node.load(&NodeConfig::on_ports(50071, 9071, 50072))?;
+    let config = Flags::parse().node.load(&NodeConfig::on_ports(50071, 9071, 0))?;
     tracing::info!(config = %serde_json::to_string(&config)?, "effective configuration");
     let shutdown = Shutdown::new();
     shutdown.on_signals(Duration::from_millis(config.drain_grace_ms))?;

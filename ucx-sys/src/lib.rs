@@ -229,6 +229,11 @@ mod tests {
     }
 
     #[test]
+    fn memory_hooks_are_off_before_main() {
+        assert!(std::env::var("UCX_MEM_MMAP_HOOK_MODE").is_ok());
+    }
+
+    #[test]
     fn a_library_that_is_missing_or_another_is_named() {
         let missing = load::load("libbaton-has-no-such.so.0").unwrap_err().to_string();
         assert!(missing.contains("libbaton-has-no-such.so.0"), "{missing}");

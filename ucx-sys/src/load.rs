@@ -22,6 +22,19 @@ pub enum LoadError {
     Old { found: Version },
 }
 
+/// Keeps UCX from watching this process's memory: for that it would rewrite the code of `mmap` and
+/// its kin while other threads run it, and they can hang or crash. All memory is registered by
+/// hand, so nothing needs it. Only the environment can say so, and only before UCX is loaded; it
+/// is set before `main`, since afterwards other threads may read it. A value of the user's stays.
+extern "C" fn keep_memory_hooks_away() {
+    // SAFETY: two strings that end with zero; no other thread runs yet.
+    unsafe { libc::setenv(c"UCX_MEM_MMAP_HOOK_MODE".as_ptr(), c"none".as_ptr(), 0) };
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = keep_memory_hooks_away;
+
 /// Signals whose handlers UCX replaces when it is loaded.
 const SIGNALS: [libc::c_int; 4] = [libc::SIGILL, libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE];
 

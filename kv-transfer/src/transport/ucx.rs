@@ -25,6 +25,7 @@ mod listener;
 mod notice;
 mod outbound;
 mod progress;
+mod sealed;
 mod self_test;
 mod sender;
 mod ucp;

@@ -54,6 +54,8 @@ impl Role {
 pub struct Part {
     pub role: Role,
     pub grpc: SocketAddr,
+    /// Where a decode node takes KV.
+    pub kv: SocketAddr,
     pub http: SocketAddr,
     pub process: Process,
     name: String,
@@ -117,11 +119,12 @@ impl Cluster {
             arguments.push(format!("--model={}", paths::model().display()));
             arguments.push("--threads=1".into());
         }
+        let kv = address();
         if role == Role::Decode {
-            arguments.push(format!("--kv-port={}", ports::free()));
+            arguments.push(format!("--kv-port={}", kv.port()));
         }
         let process = spawn(role, &name, self.folder.path(), &arguments);
-        self.parts.push(Part { role, grpc, http, process, name, arguments });
+        self.parts.push(Part { role, grpc, kv, http, process, name, arguments });
         grpc
     }
 

@@ -30,6 +30,8 @@ pub struct Local {
     pub decode_http: SocketAddr,
     pub prefill_grpc: SocketAddr,
     pub decode_grpc: SocketAddr,
+    /// Where the decode node takes KV.
+    pub decode_kv: SocketAddr,
     shutdown: Shutdown,
     parts: JoinSet<Result<(), String>>,
 }
@@ -73,6 +75,7 @@ impl Local {
             decode_http: decode.http_address(),
             prefill_grpc: prefill.grpc_address(),
             decode_grpc: decode.grpc_address(),
+            decode_kv: decode.kv_address(),
             shutdown: shutdown.clone(),
             parts: JoinSet::new(),
         };

@@ -9,7 +9,7 @@ use futures::stream::BoxStream;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::{Command, Frames, Ucx, UcxState};
+use super::{Command, Frames, Ucx, UcxState, sealed};
 use crate::TransferError;
 use crate::message::{Body, Context, FEATURE_UCX, KvMessage};
 
@@ -34,27 +34,28 @@ impl Attaching {
         request: AttachRequest,
     ) -> Result<AttachResponse, Status> {
         let AttachRequest { node_id, incarnation, worker_address } = request;
-        let len = worker_address.len();
-        if len == 0 || len > ADDRESS_MAX_BYTES {
-            let why = format!("worker_address has {len} bytes; 1 to {ADDRESS_MAX_BYTES} can be");
-            return Err(Status::invalid_argument(why));
-        }
         if node_id.len() > NODE_MAX_BYTES {
             return Err(Status::invalid_argument("node_id is too long"));
         }
+        let len = worker_address.len();
+        let address = sealed::open(worker_address).filter(|_| len <= ADDRESS_MAX_BYTES);
+        let Some(address) = address else {
+            return Err(Status::invalid_argument(
+                "worker_address is no address of a UCX worker as Baton sends it",
+            ));
+        };
         if let UcxState::Unavailable { reason } = self.0.state() {
             return Err(Status::failed_precondition(format!("this node has no UCX: {reason}")));
         }
         self.0.ready().await.map_err(Status::failed_precondition)?;
         let own = self.0.address().await.map_err(Status::unavailable)?;
-        let attach =
-            |reply| Command::Attach { node: node_id, incarnation, address: worker_address, reply };
+        let attach = |reply| Command::Attach { node: node_id, incarnation, address, reply };
         let attached = self.0.ask(attach).await.and_then(|result| result);
         let attached = attached.map_err(Status::resource_exhausted)?;
         Ok(AttachResponse {
             token: attached.token,
-            worker_address: own.into(),
-            rkey: attached.rkey.into(),
+            worker_address: sealed::seal(&own),
+            rkey: sealed::seal(&attached.rkey),
             base: attached.base,
             slots: attached.slots.into(),
             slot_bytes: attached.slot_bytes,

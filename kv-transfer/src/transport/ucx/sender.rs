@@ -14,7 +14,7 @@ use futures::stream::BoxStream;
 use tokio::sync::mpsc;
 use tonic::Code;
 
-use super::{Attached, Command, LinkState, Ucx};
+use super::{Attached, Command, LinkState, Ucx, sealed};
 use crate::TransferError;
 use crate::message::{Body, FEATURE_UCX, KvMessage};
 use crate::transport::grpc::GrpcTransport;
@@ -25,6 +25,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// As after a failure, where the peer has no UCX: it would have to be started anew.
 const AFTER_REFUSAL: Duration = Duration::from_secs(60);
 const ATTACH_WITHIN: Duration = Duration::from_secs(3);
+const UNAVAILABLE: &str = "unavailable";
 
 /// Whether frames may take gRPC where UCX cannot be had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,7 +98,7 @@ impl UcxTransport {
 
     /// The link to a peer, made where there is none.
     async fn link(&self, peer: &str) -> Result<(u64, Arc<LinkState>), Why> {
-        self.ucx.ready().await.map_err(|text| Why { label: "unavailable", text })?;
+        self.ucx.ready().await.map_err(|text| Why { label: UNAVAILABLE, text })?;
         // Two streams that begin at once share one link; making it takes milliseconds.
         let mut peers = self.peers.lock().await;
         match peers.get(peer) {
@@ -143,7 +144,7 @@ impl UcxTransport {
         let request = AttachRequest {
             node_id: self.node.to_string(),
             incarnation: self.incarnation.0,
-            worker_address: address.into(),
+            worker_address: sealed::seal(&address),
         };
         let mut client = self.grpc.client(peer).map_err(|error| broken(error.to_string()))?;
         let answer = tokio::time::timeout(ATTACH_WITHIN, client.attach(request))
@@ -170,6 +171,10 @@ impl UcxTransport {
     }
 
     async fn over_grpc(&self, peer: &str, why: Why) -> Result<TransportStream, TransferError> {
+        if why.label == UNAVAILABLE && self.fallback == Fallback::Allowed {
+            // Nothing to fall back from: this node has no UCX, as its start has said.
+            return self.grpc.connect(peer).await;
+        }
         self.count_fallback(why.label).fetch_add(1, Ordering::Relaxed);
         if self.fallback == Fallback::Forbidden {
             let reason = format!("no UCX to it, and gRPC is forbidden for KV: {}", why.text);
@@ -184,17 +189,19 @@ impl UcxTransport {
 /// What a receiver answered, checked.
 fn read_answer(answer: AttachResponse) -> Result<(Bytes, Attached), &'static str> {
     let slots = u16::try_from(answer.slots).map_err(|_| "the peer's answer has too many slots")?;
-    if slots == 0 || answer.slot_bytes == 0 || answer.worker_address.is_empty() {
-        return Err("the peer's answer has no slots or no address");
+    if slots == 0 || answer.slot_bytes == 0 {
+        return Err("the peer's answer has no slots");
     }
+    let address = sealed::open(answer.worker_address).ok_or("the peer's address is damaged")?;
+    let rkey = sealed::open(answer.rkey).ok_or("the peer's key is damaged")?;
     let attached = Attached {
         token: answer.token,
-        rkey: answer.rkey.into(),
+        rkey: rkey.into(),
         base: answer.base,
         slots,
         slot_bytes: answer.slot_bytes,
     };
-    Ok((answer.worker_address, attached))
+    Ok((address, attached))
 }
 
 #[async_trait]

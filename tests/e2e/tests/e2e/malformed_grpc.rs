@@ -10,8 +10,8 @@ use baton_proto::internal::kv_transfer_client::KvTransferClient;
 use baton_proto::internal::node_client::NodeClient;
 use baton_proto::internal::prefill_client::PrefillClient;
 use baton_proto::internal::{
-    CancelRequest, DecodeRunRequest, GetModelArtifactsRequest, KvChunk, ModelArtifactsResponse,
-    PrefillRunRequest, Request, ReserveRequest, SamplingParams, StopParams,
+    AttachRequest, CancelRequest, DecodeRunRequest, GetModelArtifactsRequest, KvChunk,
+    ModelArtifactsResponse, PrefillRunRequest, Request, ReserveRequest, SamplingParams, StopParams,
 };
 use baton_proto::v1::baton_client::BatonClient;
 use baton_proto::v1::generate_request::Prompt;
@@ -336,6 +336,31 @@ async fn transfers(decode: &Channel) {
     }
 }
 
+/// Senders that want staging memory and say no address, or one that is none.
+async fn attachments(refusals: &mut Refusals, kv: Channel) {
+    let mut client = KvTransferClient::new(kv);
+    let request = |node_id: &str, worker_address: Vec<u8>| AttachRequest {
+        node_id: node_id.into(),
+        incarnation: 1,
+        worker_address: worker_address.into(),
+    };
+    let long = "n".repeat(1_000);
+    for (what, request, says) in [
+        ("an empty address", request("p", vec![]), "worker_address"),
+        ("a long address", request("p", vec![1; 20_000]), "worker_address"),
+        ("a long name", request(&long, vec![1; 100]), "node_id"),
+        ("zeros", request("p", vec![0; 300]), "worker_address"),
+        ("ones", request("p", vec![0xff; 300]), "worker_address"),
+        (
+            "noise",
+            request("p", (0..300u32).map(|at| (at * at * 7) as u8).collect()),
+            "worker_address",
+        ),
+    ] {
+        refusals.expect(what, ErrorCode::InvalidArgument, says, client.attach(request)).await;
+    }
+}
+
 async fn noise_to_the_port(address: std::net::SocketAddr) {
     let mut stream = tokio::net::TcpStream::connect(address).await.expect("the node listens");
     // It may close before all is written.
@@ -367,9 +392,11 @@ async fn each_malformed_call_is_refused_by_name() {
     refusals.expect("an id of a byte", ErrorCode::InvalidArgument, "request_id", cancel).await;
     let cancel = decoder.cancel(CancelRequest { request_id: vec![6; 16].into() }).await;
     assert!(!cancel.expect("unknown requests are no error").into_inner().found);
+    let kv = cluster.part(Role::Decode, 0).kv;
+    attachments(&mut refusals, open(kv)).await;
     refusals.check();
-    transfers(&open(decode)).await;
-    for address in [router, prefill, decode] {
+    transfers(&open(kv)).await;
+    for address in [router, prefill, decode, kv] {
         noise_to_the_port(address).await;
     }
     let case = load::mixed(3, 5).pop().expect("three were made");
