@@ -80,15 +80,16 @@ impl DecodeNode {
             Clock::start(),
             self.server.reachable(self.kv_address),
         ));
-        let (push, incoming) = grpc::listener(self.server.lane.ucx.clone());
-        let runtime = self.server.lane.runtime.handle();
+        let lane = &self.server.lane;
+        let (push, incoming) = grpc::listener(lane.memory.clone(), lane.ucx.clone());
+        let runtime = lane.runtime.handle().clone();
         let kv = self.kv.into_std().map_err(ServerError::KvLane)?;
         let (stop, pushes) = (shutdown.stop.clone(), sessions.clone());
         let serving = runtime.spawn(async move {
             tokio::spawn(serve_pushes(incoming, pushes, metrics));
             let kv = TcpListener::from_std(kv)?;
             let kv = TcpIncoming::from(kv).with_nodelay(Some(true));
-            let server = grpc::server().add_service(push);
+            let server = grpc::server().add_routes(push);
             server
                 .serve_with_incoming_shutdown(kv, stop.cancelled_owned())
                 .await

@@ -1,13 +1,15 @@
 //! Metrics of transfers, as the receiving end counts them.
 
 use baton_kv_transfer::receive::ReceiverOutcome;
-use baton_kv_transfer::receiver::FrameCounters;
+use baton_kv_transfer::receiver::{FrameCounters, Receiver};
+use baton_kv_transfer::transport::Carried;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
 #[derive(Clone, Debug)]
 pub(crate) struct TransferMetrics {
     bytes: IntCounterVec,
     frames: IntCounterVec,
+    corrupt: IntCounterVec,
     resends: IntCounter,
     transfers: IntCounterVec,
 }
@@ -36,6 +38,11 @@ impl TransferMetrics {
                  outside or corrupt.",
                 "result",
             )?,
+            corrupt: counters(
+                "baton_kv_transfer_corrupt_frames_total",
+                "Frames whose checksum did not fit, by the node that sent them.",
+                "sender",
+            )?,
             resends,
             transfers: counters(
                 "baton_kv_transfers_total",
@@ -45,8 +52,21 @@ impl TransferMetrics {
         })
     }
 
-    pub fn observe(&self, before: &FrameCounters, now: &FrameCounters, outcome: &ReceiverOutcome) {
-        self.bytes.with_label_values(&["grpc"]).inc_by(now.bytes - before.bytes);
+    /// Counts one stream's transfer, whose machine stood at `before` when it began.
+    pub fn observe(
+        &self,
+        before: &FrameCounters,
+        receiver: &Receiver,
+        carried: &Carried,
+        outcome: &ReceiverOutcome,
+    ) {
+        let now = receiver.counters();
+        self.bytes.with_label_values(&["grpc"]).inc_by(carried.grpc_bytes());
+        self.bytes.with_label_values(&["ucx"]).inc_by(carried.ucx_bytes());
+        if let Some(sender) = receiver.sender() {
+            let corrupt = self.corrupt.with_label_values(&[sender.as_str()]);
+            corrupt.inc_by(now.corrupt - before.corrupt);
+        }
         for (result, now, before) in [
             ("placed", now.frames, before.frames),
             ("duplicate", now.duplicate, before.duplicate),

@@ -44,7 +44,7 @@ async fn serve_push(
         }
     };
     let placer = EnginePlacer { sessions: sessions.clone(), request_id: driven.request_id };
-    let before = *driven.receiver.counters();
+    let (before, carried) = (*driven.receiver.counters(), stream.carried.clone());
     let fence = async {
         match (&mut driven.fence).await {
             Ok(error) => error,
@@ -57,7 +57,7 @@ async fn serve_push(
     let outcome = receive::drive(receiver, first, stream, &placer, sessions.clock, fence)
         .instrument(span)
         .await;
-    metrics.observe(&before, driven.receiver.counters(), &outcome);
+    metrics.observe(&before, &driven.receiver, &carried, &outcome);
     let committed = outcome == ReceiverOutcome::Committed;
     match &outcome {
         ReceiverOutcome::Committed => {

@@ -49,7 +49,7 @@ impl KvTransport {
 #[derive(Debug)]
 pub struct KvLane {
     pub runtime: OwnRuntime,
-    /// Where outgoing frames lie.
+    /// Where frames lie that go out, or came over gRPC.
     pub memory: FrameMemory,
     pub ucx: Option<Ucx>,
     choice: KvTransport,

@@ -41,11 +41,12 @@ pub use framed_tcp::{send_framed, serve_framed};
 /// What is done to each frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Frames travel as they are. Over UCX they end in the staging region, else in the destination.
+    /// Frames travel as they are, into the receiver's memory: over UCX into the staging region, over
+    /// gRPC into frame memory.
     Wire,
     /// As `Wire`, and checksums are made and checked.
     Checked,
-    /// As `Wire`, and over UCX they are copied into the destination as well.
+    /// As `Wire`, and they are copied into their destination.
     Placed,
     /// The whole protocol: credit, checksums, placement into pages.
     Handoff,
@@ -96,31 +97,35 @@ const PAGE_TOKENS: usize = 16;
 ///
 /// # Errors
 /// Where the server fails.
-pub async fn serve(listening: TcpListener, ucx: Option<Ucx>) -> io::Result<()> {
-    let (service, incoming) = grpc::listener(ucx);
-    tokio::spawn(take_all(incoming));
+pub async fn serve(
+    listening: TcpListener,
+    memory: FrameMemory,
+    ucx: Option<Ucx>,
+    arenas: usize,
+) -> io::Result<()> {
+    let (services, incoming) = grpc::listener(memory, ucx);
+    // One destination for each stream that runs at once, touched before anybody waits for it.
+    let arenas = vec![vec![1; ARENA_BYTES]; arenas];
+    tokio::spawn(take_all(incoming, arenas));
     let connections = TcpIncoming::from(listening).with_nodelay(Some(true));
-    let server = grpc::server().add_service(service);
+    let server = grpc::server().add_routes(services);
     server.serve_with_incoming(connections).await.map_err(io::Error::other)
 }
 
-async fn take_all(mut incoming: Incoming) {
-    // One destination for each stream that runs at once; made once, so that later runs meet memory
-    // that is there.
-    let mut spare: Vec<Vec<u8>> = Vec::new();
+async fn take_all(mut incoming: Incoming, mut spare: Vec<Vec<u8>>) {
     let (give_back, mut given_back) = mpsc::unbounded_channel();
     while let Some(stream) = incoming.recv().await {
         while let Ok(arena) = given_back.try_recv() {
             spare.push(arena);
         }
-        let arena = spare.pop().unwrap_or_else(|| vec![1; ARENA_BYTES]);
+        let arena = spare.pop().unwrap_or_default();
         let give_back = give_back.clone();
         tokio::spawn(async move {
             let mut destination = Destination { arena, at: 0 };
             if let Err(error) = take(stream, &mut destination).await {
                 tracing::warn!(%error, "a stream failed");
             }
-            // The receiver of arenas lives as long as the server.
+            // Whoever takes arenas lives as long as the server.
             let _ended = give_back.send(destination.arena);
         });
     }
@@ -156,7 +161,7 @@ async fn take(
     let accepted = OpenAccepted { version: VERSION_MAX, features, granted_bytes: u64::MAX };
     say(&stream.outgoing, context, Body::OpenAccepted(accepted)).await?;
     let checks = level == Level::Checked.number();
-    let copies = features == 0 || level == Level::Placed.number();
+    let copies = level == Level::Placed.number();
     let (mut frames, mut awaited) = (0, None);
     while awaited != Some(frames) {
         match stream.incoming.next().await.ok_or(TransferError::Closed)?? {

@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use baton_types::{Epoch, Error, Incarnation};
+use baton_types::{Epoch, Error, Incarnation, NodeId};
 use bytes::Bytes;
 
 use crate::TransferError;
@@ -106,6 +106,8 @@ struct Link {
     granted_bytes: u64,
     /// What the stream can do besides.
     offered: u32,
+    /// Who opened the grant last.
+    sender: Option<NodeId>,
     /// What of it the sender can do as well.
     features: u32,
 }
@@ -145,6 +147,7 @@ impl Receiver {
             counters: FrameCounters::default(),
             placing: BTreeSet::new(),
             offered: 0,
+            sender: None,
             features: 0,
         };
         (Self { link, state: State::Granted(Granted { expires_ms }) }, bytes)
@@ -180,6 +183,11 @@ impl Receiver {
 
     pub fn counters(&self) -> &FrameCounters {
         &self.link.counters
+    }
+
+    /// Who opened the grant; the last, where several did.
+    pub fn sender(&self) -> Option<&NodeId> {
+        self.link.sender.as_ref()
     }
 
     /// Whether it still waits for an `Open`.

@@ -30,7 +30,7 @@ pub struct TransportStream {
     pub carried: Arc<Carried>,
 }
 
-/// Which way a stream's frames went, as their sender counts.
+/// Which way a stream's frames went, as the end that has it counts.
 #[derive(Debug, Default)]
 pub struct Carried {
     grpc_bytes: AtomicU64,

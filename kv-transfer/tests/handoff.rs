@@ -239,9 +239,9 @@ async fn ucx(tls: Option<&str>) -> Net {
 }
 
 fn serve(listening: TcpListener, ucx: Option<Ucx>) -> Incoming {
-    let (service, incoming) = listener(ucx);
+    let (services, incoming) = listener(FrameMemory::heap(), ucx);
     let serving =
-        server().add_service(service).serve_with_incoming(TcpListenerStream::new(listening));
+        server().add_routes(services).serve_with_incoming(TcpListenerStream::new(listening));
     tokio::spawn(async move { serving.await.unwrap() });
     incoming
 }

@@ -8,6 +8,7 @@ use baton_engine_host::{LoadLog, NodeConfig, NodeServer, ServerError};
 use baton_kv_transfer::clock::Clock;
 use baton_kv_transfer::sender::SenderConfig;
 use baton_kv_transfer::timing::Timing;
+use baton_kv_transfer::transport::Transport;
 use baton_proto::internal::prefill_server::PrefillServer;
 use baton_registry::{Registry, Role};
 use baton_runtime::shutdown::Shutdown;
@@ -17,10 +18,18 @@ use crate::job::Jobs;
 use crate::service::PrefillService;
 
 /// A prefill node that is about to serve.
-#[derive(Debug)]
 pub struct PrefillNode {
     server: NodeServer,
+    wrap: Option<WrapTransport>,
 }
+
+impl std::fmt::Debug for PrefillNode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PrefillNode").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+type WrapTransport = Box<dyn FnOnce(Arc<dyn Transport>) -> Arc<dyn Transport> + Send>;
 
 impl PrefillNode {
     /// Binds, loads the model and registers: in `registry` where one is given.
@@ -44,7 +53,16 @@ impl PrefillNode {
         observer: Arc<dyn LoadObserver + Send>,
     ) -> Result<Self, ServerError> {
         let server = NodeServer::build(config, Role::Prefill, registry, observer).await?;
-        Ok(Self { server })
+        Ok(Self { server, wrap: None })
+    }
+
+    /// Sends KV over a transport that is made of the configured one.
+    pub fn over(
+        mut self,
+        wrap: impl FnOnce(Arc<dyn Transport>) -> Arc<dyn Transport> + Send + 'static,
+    ) -> Self {
+        self.wrap = Some(Box::new(wrap));
+        self
     }
 
     pub fn grpc_address(&self) -> SocketAddr {
@@ -63,7 +81,11 @@ impl PrefillNode {
         let peer_silent_ms = self.server.config().peer_silent_ms;
         let (service, lane) = (&self.server.service, &self.server.lane);
         let (id, incarnation) = (service.id.clone(), service.incarnation.get());
-        let transport = lane.transport(id, incarnation, &self.server.metrics)?;
+        let configured = lane.transport(id, incarnation, &self.server.metrics)?;
+        let transport = match self.wrap {
+            Some(wrap) => wrap(configured),
+            None => configured,
+        };
         let jobs = Arc::new(Jobs {
             node: self.server.service.clone(),
             clock: Clock::start(),

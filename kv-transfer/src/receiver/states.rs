@@ -59,6 +59,7 @@ impl State {
             State::Granted(granted) => match link.check_open(open, now_ms) {
                 Ok(()) => {
                     link.features = open.features & link.offered;
+                    link.sender = Some(open.sender.clone());
                     link.send_accepted();
                     State::Open(OpenState { arrived: Arrived::new(&link.grant, now_ms) })
                 }

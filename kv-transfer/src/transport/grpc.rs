@@ -1,37 +1,53 @@
 //! Messages over `KvTransfer.Push`, tuned as measured in `docs/protocol.md`.
 
 use std::collections::HashMap;
-use std::pin::Pin;
+use std::convert::Infallible;
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use baton_proto::internal::kv_transfer_client::KvTransferClient;
-use baton_proto::internal::kv_transfer_server::{KvTransfer, KvTransferServer};
-use baton_proto::internal::{AttachRequest, AttachResponse, KvChunk};
+use baton_proto::internal::kv_staging_client::KvStagingClient;
+use baton_proto::internal::kv_staging_server::{KvStaging, KvStagingServer};
+use baton_proto::internal::{AttachRequest, AttachResponse};
 use bytes::Bytes;
+use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use futures::{Stream, StreamExt};
+use http::HeaderValue;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::service::Routes;
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
+use tower::Service;
 
 use super::ucx::{Attaching, Ucx};
 use super::{Carried, Incoming, STREAM_MESSAGES_MAX, Transport, TransportStream};
 use crate::TransferError;
-use crate::message::{Body, KvMessage, MESSAGE_MAX_BYTES};
+use crate::memory::FrameMemory;
+use crate::message::{Body as Says, KvMessage};
 
-const HTTP2_FRAME_BYTES: u32 = 256 << 10;
+mod body;
+
+use body::Chunks;
+
+type Messages = BoxStream<'static, Result<KvMessage, TransferError>>;
+
+const SERVICE: &str = "baton.internal.v1.KvTransfer";
+const PUSH_PATH: &str = "/baton.internal.v1.KvTransfer/Push";
+const CONTENT_TYPE: &str = "application/grpc";
+/// A whole KV frame goes in one, by one system call: since nothing is copied on the way that is
+/// faster than smaller ones, and as fast as plain TCP.
+const HTTP2_FRAME_BYTES: u32 = (1 << 20) + 4096;
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 const KEEPALIVE: Duration = Duration::from_secs(5);
 /// A peer that does not answer within it counts as gone, as one that is silent does.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// A message and the few bytes that protobuf puts before it.
-const CHUNK_MAX_BYTES: usize = MESSAGE_MAX_BYTES + 64;
 /// Peers whose connection is kept; more are connected anew.
 const CHANNELS_MAX: usize = 1024;
 const BACKLOG_MAX: usize = 256;
@@ -72,29 +88,36 @@ impl GrpcTransport {
         Ok(channel)
     }
 
-    pub(super) fn client(&self, peer: &str) -> Result<KvTransferClient<Channel>, TransferError> {
-        Ok(KvTransferClient::new(self.channel(peer)?)
-            .max_decoding_message_size(CHUNK_MAX_BYTES)
-            .max_encoding_message_size(CHUNK_MAX_BYTES))
+    pub(super) fn staging(&self, peer: &str) -> Result<KvStagingClient<Channel>, TransferError> {
+        self.channel(peer).map(KvStagingClient::new)
     }
 
     /// Opens a stream that carries `chunks`; `token` names the sender's region at the receiver,
     /// where some of the frames go another way.
-    pub(super) fn open(
+    pub(super) async fn open(
         &self,
         peer: &str,
         token: Option<u64>,
         chunks: BoxStream<'static, Bytes>,
-    ) -> BoxFuture<'static, Result<Messages, TransferError>> {
-        let (client, peer) = (self.client(peer), peer.to_owned());
+    ) -> Result<Messages, TransferError> {
+        let mut channel = self.channel(peer)?;
         let request = push_request(chunks, token);
-        Box::pin(async move {
-            match tokio::time::timeout(CONNECT_TIMEOUT, client?.push(request)).await {
-                Ok(Ok(answer)) => Ok(incoming(answer.into_inner())),
-                Ok(Err(status)) => Err(unreachable(&peer, &status)),
-                Err(late) => Err(unreachable(&peer, &late)),
-            }
-        })
+        let call = async {
+            poll_fn(|cx| channel.poll_ready(cx)).await?;
+            channel.call(request).await
+        };
+        let answer = match tokio::time::timeout(CONNECT_TIMEOUT, call).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => return Err(unreachable(peer, &Status::from_error(error.into()))),
+            Err(late) => return Err(unreachable(peer, &late)),
+        };
+        if let Some(status) = Status::from_header_map(answer.headers()) {
+            return Err(unreachable(peer, &status));
+        }
+        if !answer.status().is_success() {
+            return Err(unreachable(peer, &answer.status()));
+        }
+        Ok(body::Messages::new(answer.into_body(), FrameMemory::heap()).boxed())
     }
 }
 
@@ -106,7 +129,7 @@ impl Transport for GrpcTransport {
         let counted = carried.clone();
         let chunks = ReceiverStream::new(messages).map(move |message: KvMessage| {
             let chunk = message.encode();
-            if matches!(message.body, Body::Frame(_)) {
+            if matches!(message.body, Says::Frame(_)) {
                 counted.count_grpc(chunk.len());
             }
             chunk
@@ -117,20 +140,20 @@ impl Transport for GrpcTransport {
 }
 
 /// The server's side: hands each stream to whoever has the [`Incoming`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct GrpcListener {
     streams: mpsc::Sender<TransportStream>,
     ucx: Option<Attaching>,
+    memory: FrameMemory,
 }
 
-/// The gRPC service, for a server made by [`server`], and the streams that come through it. With
-/// `ucx`, senders may send their frames that way.
-pub fn listener(ucx: Option<Ucx>) -> (KvTransferServer<GrpcListener>, Incoming) {
+/// The gRPC services, for a server made by [`server`], and the streams that come through them.
+/// Frames come to lie in `memory`. With `ucx`, senders may send their frames that way.
+pub fn listener(memory: FrameMemory, ucx: Option<Ucx>) -> (Routes, Incoming) {
     let (streams, incoming) = mpsc::channel(BACKLOG_MAX);
-    let service = KvTransferServer::new(GrpcListener { streams, ucx: ucx.map(Attaching::new) })
-        .max_decoding_message_size(CHUNK_MAX_BYTES)
-        .max_encoding_message_size(CHUNK_MAX_BYTES);
-    (service, incoming)
+    let listener = GrpcListener { streams, ucx: ucx.map(Attaching::new), memory };
+    let staging = KvStagingServer::new(listener.clone());
+    (Routes::new(listener).add_service(staging), incoming)
 }
 
 /// A server with the windows and frame size that make gRPC as fast as plain TCP. It should
@@ -145,32 +168,71 @@ pub fn server() -> Server {
         .tcp_nodelay(true)
 }
 
-#[async_trait]
-impl KvTransfer for GrpcListener {
-    type PushStream = BoxStream<'static, Result<KvChunk, Status>>;
-
-    async fn push(
-        &self,
-        request: Request<Streaming<KvChunk>>,
-    ) -> Result<Response<Self::PushStream>, Status> {
-        let token = request.metadata().get(TOKEN_KEY).and_then(|token| token.to_str().ok());
+impl GrpcListener {
+    async fn push(self, request: http::Request<Body>) -> Result<Chunks, Status> {
+        let token = request.headers().get(TOKEN_KEY).and_then(|token| token.to_str().ok());
         let token = token.and_then(|token| token.parse().ok());
         let (outgoing, messages) = mpsc::channel(STREAM_MESSAGES_MAX);
-        let incoming = incoming(request.into_inner());
+        let carried = Arc::new(Carried::default());
+        let counted = carried.clone();
+        let incoming = body::Messages::new(request.into_body(), self.memory);
+        let incoming = incoming.inspect(move |message| {
+            if let Ok(KvMessage { body: Says::Frame(frame), .. }) = message {
+                counted.count_grpc(frame.payload().len());
+            }
+        });
+        let incoming = incoming.boxed();
         let (chunks, incoming, features) = match (&self.ucx, token) {
-            (Some(ucx), Some(token)) => ucx.merge(token, messages, incoming).await,
+            (Some(ucx), Some(token)) => ucx.merge(token, messages, incoming, carried.clone()).await,
             _ => {
                 let chunks = ReceiverStream::new(messages).map(|message| message.encode());
                 (chunks.boxed(), incoming, 0)
             }
         };
-        let stream = TransportStream { outgoing, incoming, features, carried: Arc::default() };
+        let stream = TransportStream { outgoing, incoming, features, carried };
         self.streams
             .try_send(stream)
             .map_err(|_| Status::resource_exhausted("this node takes no more KV streams now"))?;
-        Ok(Response::new(chunks.map(|data| Ok(KvChunk { data })).boxed()))
+        Ok(Chunks::response(chunks))
+    }
+}
+
+impl NamedService for GrpcListener {
+    const NAME: &'static str = SERVICE;
+}
+
+/// `Push` by hand, for [`body`]'s sake.
+impl Service<http::Request<Body>> for GrpcListener {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
     }
 
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let listener = self.clone();
+        Box::pin(async move {
+            let pushed = match request.uri().path() {
+                PUSH_PATH => listener.push(request).await,
+                other => Err(Status::unimplemented(format!("{other} is no call of {SERVICE}"))),
+            };
+            Ok(match pushed {
+                Ok(chunks) => {
+                    let mut response = http::Response::new(Body::new(chunks));
+                    let grpc = HeaderValue::from_static(CONTENT_TYPE);
+                    response.headers_mut().insert(http::header::CONTENT_TYPE, grpc);
+                    response
+                }
+                Err(status) => status.into_http(),
+            })
+        })
+    }
+}
+
+#[async_trait]
+impl KvStaging for GrpcListener {
     async fn attach(
         &self,
         request: Request<AttachRequest>,
@@ -182,33 +244,17 @@ impl KvTransfer for GrpcListener {
     }
 }
 
-/// The body of a call.
-struct Chunks(BoxStream<'static, Bytes>);
-
-impl Stream for Chunks {
-    type Item = KvChunk;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<KvChunk>> {
-        self.0.poll_next_unpin(cx).map(|chunk| chunk.map(|data| KvChunk { data }))
-    }
-}
-
-type Messages = BoxStream<'static, Result<KvMessage, TransferError>>;
-
-fn push_request(chunks: BoxStream<'static, Bytes>, token: Option<u64>) -> Request<Chunks> {
-    let mut request = Request::new(Chunks(chunks));
+fn push_request(chunks: BoxStream<'static, Bytes>, token: Option<u64>) -> http::Request<Body> {
+    let mut request = http::Request::new(Body::new(Chunks::request(chunks)));
+    *request.method_mut() = http::Method::POST;
+    *request.uri_mut() = http::Uri::from_static(PUSH_PATH);
+    let headers = request.headers_mut();
+    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
+    headers.insert(http::header::TE, HeaderValue::from_static("trailers"));
     if let Some(token) = token {
-        request.metadata_mut().insert(TOKEN_KEY, token.into());
+        headers.insert(TOKEN_KEY, token.into());
     }
     request
-}
-
-fn incoming(chunks: Streaming<KvChunk>) -> Messages {
-    let decode = |chunk: Result<KvChunk, Status>| match chunk {
-        Ok(chunk) => KvMessage::decode(chunk.data).map_err(TransferError::from),
-        Err(_) => Err(TransferError::Closed),
-    };
-    chunks.map(decode).boxed()
 }
 
 fn unreachable(peer: &str, reason: &dyn std::fmt::Display) -> TransferError {

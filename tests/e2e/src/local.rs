@@ -8,6 +8,7 @@ use std::time::Duration;
 use baton_client::Client;
 use baton_decode_node::DecodeNode;
 use baton_engine_host::NodeConfig;
+use baton_kv_transfer::transport::Transport;
 use baton_prefill_node::PrefillNode;
 use baton_registry::{MemoryRegistry, Registry};
 use baton_router::{RouterApp, RouterConfig};
@@ -58,6 +59,19 @@ impl Local {
     /// # Panics
     /// Where one of them cannot start.
     pub async fn start(router: RouterConfig, prefill: NodeConfig, decode: NodeConfig) -> Self {
+        Self::start_over(router, prefill, decode, |configured| configured).await
+    }
+
+    /// As [`start`](Self::start), with KV over a transport that is made of the configured one.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    pub async fn start_over(
+        router: RouterConfig,
+        prefill: NodeConfig,
+        decode: NodeConfig,
+        wrap: impl FnOnce(Arc<dyn Transport>) -> Arc<dyn Transport> + Send + 'static,
+    ) -> Self {
         // `BATON_LOG=debug` shows more.
         baton_runtime::logs::init_at("error");
         let shutdown = Shutdown::new();
@@ -65,7 +79,7 @@ impl Local {
         let router = RouterApp::build(router, Some(registry.clone()), &shutdown).await;
         let router = router.expect("the router starts");
         let prefill = PrefillNode::build(prefill, Some(registry.clone())).await;
-        let prefill = prefill.expect("the prefill node starts");
+        let prefill = prefill.expect("the prefill node starts").over(wrap);
         let decode = DecodeNode::build(decode, Some(registry)).await;
         let decode = decode.expect("the decode node starts");
         let mut local = Self {

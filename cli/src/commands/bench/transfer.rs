@@ -36,8 +36,8 @@ pub struct Flags {
     /// tcp is plain framed TCP, the baseline.
     #[arg(long, value_enum, default_value_t = Way::Grpc)]
     way: Way,
-    /// wire: frames as they are. checked: with checksums. placed: over UCX, copied out of the
-    /// staging memory too. handoff: the whole protocol, of prompts of --shape.
+    /// wire: frames as they are. checked: with checksums. placed: copied to their destination too.
+    /// handoff: the whole protocol, of prompts of --shape.
     #[arg(long, value_name = "LEVEL", default_value = "wire", value_parser = level)]
     level: Level,
     /// Payload bytes of a message.
@@ -137,6 +137,13 @@ impl Flags {
         }
     }
 
+    /// More than the caches hold, so that each frame is read from and written to DRAM.
+    fn memory(&self) -> anyhow::Result<FrameMemory> {
+        let frame_bytes = (self.message as usize).min(1 << 20) + FRAME_ROOM;
+        let pieces = (bench::ARENA_BYTES / frame_bytes).max(usize::from(self.streams));
+        Ok(FrameMemory::new(pieces, frame_bytes)?)
+    }
+
     /// UCX, where it is the way.
     async fn ucx(&self, memory: &FrameMemory) -> anyhow::Result<Option<Ucx>> {
         if self.way != Way::Ucx {
@@ -157,7 +164,10 @@ impl Flags {
 /// The receiver: says where it listens, and ends with its standard input.
 async fn serve(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<()> {
     let ucx = flags.ucx(&FrameMemory::heap()).await?;
+    let memory = flags.memory()?;
     let is_framed = flags.way == Way::Tcp;
+    let places = matches!(flags.level, Level::Placed | Level::Handoff);
+    let arenas = if places { usize::from(flags.streams) } else { 0 };
     let (said, address) = tokio::sync::oneshot::channel();
     let serving = own.handle().spawn(async move {
         let listening = TcpListener::bind("127.0.0.1:0").await?;
@@ -165,7 +175,7 @@ async fn serve(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<()> {
         let _unheard = said.send(listening.local_addr()?);
         match is_framed {
             true => bench::serve_framed(listening).await,
-            false => bench::serve(listening, ucx).await,
+            false => bench::serve(listening, memory, ucx, arenas).await,
         }
     });
     print::line(&address.await?.to_string())?;
@@ -192,9 +202,7 @@ async fn measure(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<Value> {
     BufReader::new(output).read_line(&mut address).await?;
     let address = address.trim().to_owned();
     anyhow::ensure!(!address.is_empty(), "the receiver has ended; its reason stands above");
-    let (frame_bytes, streams) = ((flags.message as usize).min(1 << 20), flags.plan(0).streams);
-    let pieces = (bench::ARENA_BYTES / (frame_bytes + FRAME_ROOM)).max(streams);
-    let memory = FrameMemory::new(pieces, frame_bytes + FRAME_ROOM)?;
+    let memory = flags.memory()?;
     let ucx = flags.ucx(&memory).await?;
     let send = |total| send(own, flags.way, address.clone(), flags.plan(total), &memory, &ucx);
     send(flags.total.min(WARM_BYTES)).await?;

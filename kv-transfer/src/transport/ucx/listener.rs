@@ -12,6 +12,7 @@ use tonic::Status;
 use super::{Command, Frames, Ucx, UcxState, sealed};
 use crate::TransferError;
 use crate::message::{Body, Context, FEATURE_UCX, KvMessage};
+use crate::transport::Carried;
 
 /// Most bytes of a worker's address.
 const ADDRESS_MAX_BYTES: usize = 16 << 10;
@@ -69,6 +70,7 @@ impl Attaching {
         token: u64,
         messages: mpsc::Receiver<KvMessage>,
         incoming: Incoming,
+        carried: Arc<Carried>,
     ) -> (BoxStream<'static, Bytes>, Incoming, u32) {
         if !self.0.ask(|reply| Command::Begin { token, reply }).await.unwrap_or(false) {
             let plain = tokio_stream::wrappers::ReceiverStream::new(messages);
@@ -79,6 +81,7 @@ impl Attaching {
             ucx: self.0.clone(),
             token,
             frames,
+            carried,
             seen: Mutex::new(Seen { context: None, committed: false }),
         };
         let watched = Arc::new(watched);
@@ -97,6 +100,7 @@ struct Watched {
     ucx: Ucx,
     token: u64,
     frames: Frames,
+    carried: Arc<Carried>,
     seen: Mutex<Seen>,
 }
 
@@ -141,7 +145,12 @@ async fn next(
 ) -> Option<(Result<KvMessage, TransferError>, Ends)> {
     let message = tokio::select! {
         biased;
-        Some(frame) = arrived.recv() => frame,
+        Some(message) = arrived.recv() => {
+            if let Ok(KvMessage { body: Body::Frame(frame), .. }) = &message {
+                watched.carried.count_ucx(frame.payload().len());
+            }
+            message
+        }
         message = incoming.next() => message?,
     };
     Some((message, (incoming, arrived, watched)))

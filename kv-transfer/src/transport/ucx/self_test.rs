@@ -2,7 +2,9 @@
 //!
 //! Versions differ by five times and more: 1.13 copies puts over TCP in pieces and is fast where
 //! the receiver fetches; 1.22 is fast at puts, and where the receiver fetches it can leave
-//! operations undone after a peer's death. So putting is taken unless fetching is twice as fast.
+//! operations undone after a peer's death. So putting is taken unless fetching is clearly faster.
+//! Here one thread does the work of both ends, so the figures are lower and nearer to one another
+//! than between processes: fetching is 1.7 to 1.9 times as fast with 1.13, and 0.4 to 0.7 with 1.22.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +21,7 @@ const MESSAGE_BYTES: usize = 1 << 20;
 const MESSAGES: usize = 4;
 /// The best of them counts: others use the machine meanwhile.
 const ROUNDS: usize = 5;
+const FETCH_FACTOR: f64 = 1.25;
 const WITHIN: Duration = Duration::from_secs(2);
 
 /// Transports inside one machine. The test leaves them out where it can: between machines the
@@ -55,7 +58,7 @@ pub(super) fn run(ucp: &'static Ucp, config: &UcxConfig) -> Result<Measured, Str
     let [put, fetch] = tests
         .map(|test| test.map(|(_, _, best)| best).map_err(|error: UcpError| error.to_string()));
     let operation = match (&put, &fetch) {
-        (Ok(put), Ok(fetch)) if *fetch > 2.0 * put => Operation::Fetch,
+        (Ok(put), Ok(fetch)) if *fetch > FETCH_FACTOR * put => Operation::Fetch,
         (Ok(_), _) => Operation::Put,
         (Err(_), Ok(_)) => Operation::Fetch,
         (Err(put), Err(fetch)) => return Err(format!("put: {put}; fetch: {fetch}")),

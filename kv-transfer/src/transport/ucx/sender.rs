@@ -146,7 +146,7 @@ impl UcxTransport {
             incarnation: self.incarnation.0,
             worker_address: sealed::seal(&address),
         };
-        let mut client = self.grpc.client(peer).map_err(|error| broken(error.to_string()))?;
+        let mut client = self.grpc.staging(peer).map_err(|error| broken(error.to_string()))?;
         let answer = tokio::time::timeout(ATTACH_WITHIN, client.attach(request))
             .await
             .map_err(|_| broken(format!("no answer within {} ms", ATTACH_WITHIN.as_millis())))?;

@@ -2,6 +2,7 @@
 //! link. Run one with `cargo test --release -p baton-tests --test e2e faults:: -- --nocapture`.
 
 mod cancel;
+mod corruption;
 mod drain;
 mod faults;
 mod identity;

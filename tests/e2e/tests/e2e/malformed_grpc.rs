@@ -6,6 +6,7 @@ use std::time::Duration;
 use baton_kv_transfer::message::{Body, Context, KvMessage};
 use baton_proto::error::from_status;
 use baton_proto::internal::decode_client::DecodeClient;
+use baton_proto::internal::kv_staging_client::KvStagingClient;
 use baton_proto::internal::kv_transfer_client::KvTransferClient;
 use baton_proto::internal::node_client::NodeClient;
 use baton_proto::internal::prefill_client::PrefillClient;
@@ -338,7 +339,7 @@ async fn transfers(decode: &Channel) {
 
 /// Senders that want staging memory and say no address, or one that is none.
 async fn attachments(refusals: &mut Refusals, kv: Channel) {
-    let mut client = KvTransferClient::new(kv);
+    let mut client = KvStagingClient::new(kv);
     let request = |node_id: &str, worker_address: Vec<u8>| AttachRequest {
         node_id: node_id.into(),
         incarnation: 1,
