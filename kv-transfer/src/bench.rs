@@ -41,8 +41,8 @@ pub use framed_tcp::{send_framed, serve_framed};
 /// What is done to each frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Frames travel as they are, into the receiver's memory: over UCX into the staging region, over
-    /// gRPC into frame memory.
+    /// Frames travel as they are, into the receiver's memory: over UCX into the staging region,
+    /// over gRPC into frame memory.
     Wire,
     /// As `Wire`, and checksums are made and checked.
     Checked,

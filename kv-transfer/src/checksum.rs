@@ -29,7 +29,7 @@ mod tests {
                 })
             })
         };
-        let bytes: Vec<u8> = (0..3000u32).map(|at| (at * at >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..3000u32).map(|at| ((at * at) >> 3) as u8).collect();
         for len in [0, 1, 7, 63, 64, 65, 255, 256, 1000, 3000] {
             let want = by_bits(&bytes[..len]);
             assert_eq!(crc32c(&bytes[..len]), want, "{len} bytes");

@@ -36,7 +36,7 @@ macro_rules! functions {
             /// The library is UCX's libucp, and is never unloaded.
             unsafe fn bind(library: &libloading::Library) -> Result<Self, LoadError> {
                 Ok(Self {
-                    // SAFETY: the signatures are those of ucp.h; the caller vouches for the library.
+                    // SAFETY: the signatures are ucp.h's; the caller vouches for the library.
                     $($name: *unsafe { load::symbol(library, stringify!($name))? },)*
                 })
             }

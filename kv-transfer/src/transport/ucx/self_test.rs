@@ -4,7 +4,7 @@
 //! the receiver fetches; 1.22 is fast at puts, and where the receiver fetches it can leave
 //! operations undone after a peer's death. So putting is taken unless fetching is clearly faster.
 //! Here one thread does the work of both ends, so the figures are lower and nearer to one another
-//! than between processes: fetching is 1.7 to 1.9 times as fast with 1.13, and 0.4 to 0.7 with 1.22.
+//! than between processes: fetching is 1.7 to 1.9 times as fast with 1.13, 0.4 to 0.7 with 1.22.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -5,9 +5,8 @@
 
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
-use std::ffi::{CString, c_void};
+use std::collections::HashMap;
+use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{NonNull, null, null_mut};
@@ -19,6 +18,14 @@ use bytes::Bytes;
 use sys::{Ucp, ucs_status_t};
 
 use crate::memory::Mapping;
+
+mod callbacks;
+mod context;
+
+use callbacks::{
+    Called, EndpointContext, Keep, Listener, Op, Pinned, on_error, on_message, on_received, on_sent,
+};
+use context::new_context;
 
 /// UCX said no.
 #[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
@@ -77,76 +84,10 @@ pub(super) struct Worker {
     next: u64,
 }
 
-#[derive(Debug, Default)]
-struct Called {
-    queue: RefCell<VecDeque<Event>>,
-}
-
 struct Endpoint {
     ep: sys::ucp_ep_h,
     rkey: sys::ucp_rkey_h,
     _context: Pinned<EndpointContext>,
-}
-
-/// What an endpoint's error handler is given.
-struct EndpointContext {
-    called: *const Called,
-    id: EndpointId,
-    ucp: &'static Ucp,
-}
-
-/// What a message's handler is given.
-struct Listener {
-    called: *const Called,
-    id: u32,
-}
-
-/// A value at one address until it is dropped, for UCX to hold.
-struct Pinned<T>(NonNull<T>);
-
-impl<T> Pinned<T> {
-    fn new(value: T) -> Self {
-        Self(NonNull::from(Box::leak(Box::new(value))))
-    }
-
-    fn as_arg(&self) -> *mut c_void {
-        self.0.as_ptr().cast()
-    }
-}
-
-impl<T> std::ops::Deref for Pinned<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        // SAFETY: alive until dropped; others only ever read it, on this thread.
-        unsafe { self.0.as_ref() }
-    }
-}
-
-impl<T> Drop for Pinned<T> {
-    fn drop(&mut self) {
-        // SAFETY: made from a box, dropped once.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-    }
-}
-
-/// What an operation's callback is given.
-struct Op {
-    called: *const Called,
-    id: OpId,
-    ucp: &'static Ucp,
-    endpoint: Option<EndpointId>,
-    started: Instant,
-    /// What UCX reads or writes meanwhile.
-    _keep: Keep,
-}
-
-enum Keep {
-    Nothing,
-    Bytes(#[expect(dead_code, reason = "kept alive")] [Bytes; 2]),
-    Mapping(#[expect(dead_code, reason = "kept alive")] Arc<Mapping>),
-    /// A closed endpoint's context, and its key.
-    Closing(#[expect(dead_code, reason = "kept alive")] Endpoint),
 }
 
 struct Region {
@@ -535,44 +476,6 @@ impl Drop for Worker {
     }
 }
 
-fn new_context(
-    ucp: &'static Ucp,
-    settings: &[(&str, String)],
-) -> Result<sys::ucp_context_h, UcpError> {
-    let mut config = null_mut();
-    // SAFETY: reads the environment; UCX allocates the configuration.
-    let status = unsafe { (ucp.ucp_config_read)(null(), null(), &mut config) };
-    check(ucp, "ucp_config_read", status)?;
-    let applied = settings.iter().try_for_each(|(name, value)| {
-        let wrong = |_| UcpError { call: "ucp_config_modify", reason: format!("{name}={value:?}") };
-        let c_name = CString::new(*name).map_err(wrong)?;
-        let c_value = CString::new(value.as_str()).map_err(wrong)?;
-        // SAFETY: the configuration is alive; both strings end with a zero byte.
-        match unsafe { (ucp.ucp_config_modify)(config, c_name.as_ptr(), c_value.as_ptr()) } {
-            sys::UCS_OK | sys::UCS_ERR_NO_ELEM => Ok(()),
-            status => Err(UcpError {
-                call: "ucp_config_modify",
-                reason: format!("{name}={value:?}: {}", ucp.status_text(status)),
-            }),
-        }
-    });
-    let mut context = null_mut();
-    let made = applied.and_then(|()| {
-        // SAFETY: all zero is a valid value of these parameters; the mask says which count.
-        let mut params: sys::ucp_params_t = unsafe { MaybeUninit::zeroed().assume_init() };
-        params.field_mask = sys::UCP_PARAM_FIELD_FEATURES;
-        params.features = sys::UCP_FEATURE_AM | sys::UCP_FEATURE_RMA | sys::UCP_FEATURE_WAKEUP;
-        // SAFETY: the configuration is alive and UCX copies it.
-        let status = unsafe {
-            (ucp.ucp_init_version)(sys::API_MAJOR, sys::API_MINOR, &params, config, &mut context)
-        };
-        check(ucp, "ucp_init_version", status)
-    });
-    // SAFETY: as it was read.
-    unsafe { (ucp.ucp_config_release)(config) };
-    made.map(|()| context)
-}
-
 fn check(ucp: &Ucp, call: &'static str, status: ucs_status_t) -> Result<(), UcpError> {
     match status {
         sys::UCS_OK => Ok(()),
@@ -582,73 +485,4 @@ fn check(ucp: &Ucp, call: &'static str, status: ucs_status_t) -> Result<(), UcpE
 
 fn closed() -> UcpError {
     UcpError { call: "endpoint", reason: "it is closed".into() }
-}
-
-/// # Safety
-/// `user_data` is a [`Pinned`] [`Op`] that is alive; called on the worker's thread.
-unsafe extern "C" fn on_sent(request: *mut c_void, status: ucs_status_t, user_data: *mut c_void) {
-    // SAFETY: as the caller says; ops are dropped after their event was taken.
-    let op = unsafe { &*user_data.cast::<Op>() };
-    // SAFETY: the request is over.
-    unsafe { (op.ucp.ucp_request_free)(request) };
-    let result = match status {
-        sys::UCS_OK => Ok(()),
-        status => Err(op.ucp.status_text(status)),
-    };
-    // SAFETY: it outlives the worker's calls; nobody holds a borrow across one.
-    unsafe { &*op.called }.queue.borrow_mut().push_back(Event::Done { op: op.id, result });
-}
-
-/// # Safety
-/// As [`on_sent`].
-unsafe extern "C" fn on_received(
-    request: *mut c_void,
-    status: ucs_status_t,
-    _length: usize,
-    user_data: *mut c_void,
-) {
-    // SAFETY: the same contract.
-    unsafe { on_sent(request, status, user_data) };
-}
-
-/// # Safety
-/// `arg` is a [`Pinned`] [`EndpointContext`] that is alive; called on the worker's thread.
-unsafe extern "C" fn on_error(arg: *mut c_void, _ep: sys::ucp_ep_h, status: ucs_status_t) {
-    // SAFETY: as the caller says; contexts live until their endpoint is closed.
-    let context = unsafe { &*arg.cast::<EndpointContext>() };
-    let reason = context.ucp.status_text(status);
-    let event = Event::PeerLost { endpoint: context.id, reason };
-    // SAFETY: as in `on_sent`.
-    unsafe { &*context.called }.queue.borrow_mut().push_back(event);
-}
-
-/// # Safety
-/// `arg` is a [`Pinned`] [`Listener`] that is alive; header, data and param are UCX's for this
-/// call; called on the worker's thread.
-unsafe extern "C" fn on_message(
-    arg: *mut c_void,
-    header: *const c_void,
-    header_length: usize,
-    data: *mut c_void,
-    length: usize,
-    param: *const sys::ucp_am_recv_param_t,
-) -> ucs_status_t {
-    // SAFETY: as the caller says.
-    let listener = unsafe { &*arg.cast::<Listener>() };
-    let copy = |at: *const c_void, len: usize| match len {
-        0 => Vec::new(),
-        // SAFETY: UCX says that so many bytes lie there.
-        _ => unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec(),
-    };
-    let header = copy(header, header_length);
-    // SAFETY: UCX passes a valid param.
-    let waits = unsafe { (*param).recv_attr } & sys::UCP_AM_RECV_ATTR_FLAG_RNDV != 0;
-    let (payload, status) = match NonNull::new(data).filter(|_| waits) {
-        Some(data) => (Payload::Waits(Waiting { data, len: length }), sys::UCS_INPROGRESS),
-        None => (Payload::Here(copy(data, length).into()), sys::UCS_OK),
-    };
-    let event = Event::Message { id: listener.id, header, payload };
-    // SAFETY: as in `on_sent`.
-    unsafe { &*listener.called }.queue.borrow_mut().push_back(event);
-    status
 }

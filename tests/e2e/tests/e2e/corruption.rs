@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 /// One frame of so many is spoilt.
 const EVERY: u64 = 1_000;
-const REQUESTS: u64 = 48;
+const REQUESTS: u64 = 24;
 /// Where a frame's payload begins, as a message.
 const PAYLOAD_AT: usize = 45;
 
