@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_engine::backend::Heads;
 use baton_kv_transfer::frame::Frame;
 use baton_kv_transfer::message::Commit;
 use baton_kv_transfer::receive::{self, Placer, ReceiverOutcome};
@@ -79,17 +80,13 @@ struct EnginePlacer {
 impl Placer for EnginePlacer {
     async fn place(&self, frame: &Frame) -> Result<(), Error> {
         let (id, key) = (self.request_id, frame.key());
-        let all_heads = self.sessions.node.host.model().layout.kv_heads;
-        if key.head_first != 0 || key.head_count != all_heads {
-            return Err(Error::invalid(
-                "head_count",
-                format!("this node takes frames of all {all_heads} KV heads only"),
-            ));
-        }
         let frame = frame.clone();
         let place = self.sessions.node.host.ask(move |thread| {
-            let (first, count) = (key.token_first as usize, key.token_count as usize);
-            thread.engine.place(id, usize::from(key.layer), first, count, frame.payload())
+            let first = key.token_first as usize;
+            let tokens = first..first + key.token_count as usize;
+            let (first, count) = (key.head_first.into(), key.head_count.into());
+            let (layer, heads) = (key.layer.into(), Heads::Some { first, count });
+            thread.engine.place(id, layer, tokens, heads, frame.payload())
         });
         place.await?
     }

@@ -1,5 +1,7 @@
 //! The seam between the engine's decisions and the hardware that computes.
 
+use std::ops::Range;
+
 use baton_types::{BlockId, KvLayout, ModelSpec, NumericsVersion, StreamingAttention, TokenId};
 
 /// Which rows of a span need logits.
@@ -35,11 +37,33 @@ pub struct KvSpan<'a> {
     pub blocks: &'a [BlockId],
     pub token_first: usize,
     pub token_count: usize,
+    pub heads: Heads,
+}
+
+/// KV heads of a span.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Heads {
+    #[default]
+    All,
+    Some {
+        first: usize,
+        count: usize,
+    },
+}
+
+impl Heads {
+    /// Among `all` heads there are.
+    pub fn range(self, all: usize) -> Range<usize> {
+        match self {
+            Heads::All => 0..all,
+            Heads::Some { first, count } => first..first + count,
+        }
+    }
 }
 
 /// Reads K and V in the wire's canonical order.
 pub trait KvRead {
-    /// Appends K, then V of all KV heads, each `[head][token][head_dim]` little-endian in the
+    /// Appends K, then V of the span's KV heads, each `[head][token][head_dim]` little-endian in the
     /// layout's dtype.
     fn read_kv(&self, span: &KvSpan<'_>, out: &mut Vec<u8>);
 }

@@ -9,7 +9,7 @@ mod support;
 #[path = "identity/streaming.rs"]
 mod streaming;
 
-use baton_engine::backend::{Backend, KvRead, KvSpan, LayerSink, LogitRows, NoSink, Span};
+use baton_engine::backend::{Backend, Heads, KvRead, KvSpan, LayerSink, LogitRows, NoSink, Span};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
 use baton_engine::{Isa, SpinPolicy};
 use baton_model_files::ModelFile;
@@ -295,7 +295,13 @@ fn the_window_hides(kv_dtype: KvDtype) {
         let unseen = first + 1 - families::WINDOW;
         let poison = [0xff].repeat(unseen * token_bytes);
         for layer in 0..model.spec().layers {
-            let span = KvSpan { layer, blocks: &blocks, token_first: 0, token_count: unseen };
+            let span = KvSpan {
+                layer,
+                blocks: &blocks,
+                token_first: 0,
+                token_count: unseen,
+                heads: Heads::All,
+            };
             backend.write_kv(&span, &poison).unwrap();
         }
         let tokens = &prompt[first..first + chunk];
@@ -303,7 +309,13 @@ fn the_window_hides(kv_dtype: KvDtype) {
         let got: Vec<u32> = got.iter().map(|x| x.to_bits()).collect();
         assert!(got == want[first * vocab..(first + chunk) * vocab], "{first} {chunk}");
         // And that is all: the last token that it sees does count.
-        let last = KvSpan { layer: 0, blocks: &blocks, token_first: unseen, token_count: 1 };
+        let last = KvSpan {
+            layer: 0,
+            blocks: &blocks,
+            token_first: unseen,
+            token_count: 1,
+            heads: Heads::All,
+        };
         backend.write_kv(&last, &poison[..token_bytes]).unwrap();
         let again = span(&prompt[first..first + 1], first, LogitRows::Last);
         let got = backend.step(&[again], &mut NoSink).unwrap();
@@ -322,7 +334,13 @@ struct Handoff<'a> {
 impl LayerSink for Handoff<'_> {
     fn layer_done(&mut self, layer: usize, kv: &dyn KvRead) {
         let (mut payload, tokens) = (Vec::new(), self.tokens);
-        let span = |blocks| KvSpan { layer, blocks, token_first: 3, token_count: tokens - 3 };
+        let span = |blocks| KvSpan {
+            layer,
+            blocks,
+            token_first: 3,
+            token_count: tokens - 3,
+            heads: Heads::All,
+        };
         kv.read_kv(&span(&self.from_blocks), &mut payload);
         self.to.write_kv(&span(&self.to_blocks), &payload).unwrap();
     }
@@ -375,7 +393,13 @@ fn copy_and_reuse(kv_dtype: KvDtype) {
     for layer in 0..model.spec().layers {
         for block in 0..8 {
             let blocks = [BlockId(block)];
-            let span = KvSpan { layer, blocks: &blocks, token_first: 0, token_count: 16 };
+            let span = KvSpan {
+                layer,
+                blocks: &blocks,
+                token_first: 0,
+                token_count: 16,
+                heads: Heads::All,
+            };
             backend.write_kv(&span, &poison).unwrap();
         }
     }
@@ -417,7 +441,13 @@ fn wrong_payloads_are_refused_with_nothing_written() {
     let model = tiny(Dtype::F32);
     let mut backend = backend(&model, PLAIN);
     let blocks = [BlockId(0)];
-    let span = |token_count, layer| KvSpan { layer, blocks: &blocks, token_first: 0, token_count };
+    let span = |token_count, layer| KvSpan {
+        layer,
+        blocks: &blocks,
+        token_first: 0,
+        token_count,
+        heads: Heads::All,
+    };
     assert!(backend.write_kv(&span(4, 0), &[1; 7]).is_err());
     assert!(backend.write_kv(&span(17, 0), &[1; 17 * 128]).is_err());
     assert!(backend.write_kv(&span(4, 2), &[1; 4 * 128]).is_err());

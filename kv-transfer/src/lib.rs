@@ -26,6 +26,8 @@ mod coverage;
 pub mod digest;
 mod error;
 pub mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod grant;
 #[cfg(test)]
 mod lossy_link;

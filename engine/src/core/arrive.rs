@@ -1,5 +1,6 @@
 //! Requests whose prompt another node computes: blocks reserved, KV placed, and the answer begun.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use baton_kv_cache::BlockTable;
@@ -8,7 +9,7 @@ use baton_types::{Error, ErrorCode, GenerateRequest, RequestId, TokenOutput};
 use super::Engine;
 use super::admit::Source;
 use super::run::{Delivered, Outbox, Phase, Run, Work, sampler_digest};
-use crate::backend::KvSpan;
+use crate::backend::{Heads, KvSpan};
 
 impl Engine {
     /// Takes blocks for a request whose KV another node computes, or which
@@ -88,8 +89,8 @@ impl Engine {
         &mut self,
         id: RequestId,
         layer: usize,
-        token_first: usize,
-        token_count: usize,
+        tokens: Range<usize>,
+        heads: Heads,
         payload: &[u8],
     ) -> Result<(), Error> {
         let number = self.number(id)?;
@@ -99,14 +100,14 @@ impl Engine {
                 format!("request {id} takes no KV any more"),
             ));
         };
-        let blocks = table.blocks();
+        let (blocks, token_first, token_count) = (table.blocks(), tokens.start, tokens.len());
         if token_first < table.len() {
             return Err(Error::new(
                 ErrorCode::FailedPrecondition,
                 format!("token {token_first} lies in the {} cached ones", table.len()),
             ));
         }
-        let span = KvSpan { layer, blocks, token_first, token_count };
+        let span = KvSpan { layer, blocks, token_first, token_count, heads };
         self.backend
             .write_kv(&span, payload)
             .map_err(|error| Error::new(ErrorCode::DataLoss, error.to_string()))?;

@@ -10,7 +10,7 @@ use baton_types::{BlockId, Error, StreamingAttention, TokenId, TokenOutput};
 
 use super::run::{EngineEvent, ExportedSpan, Phase, Prefilled, Run, Work};
 use super::{Engine, sampler_digest};
-use crate::backend::{KvRead, KvSpan, LayerSink, LogitRows, Span};
+use crate::backend::{Heads, KvRead, KvSpan, LayerSink, LogitRows, Span};
 use crate::planner::{PlanSequence, StepBudget, plan_step};
 use crate::sampler::{UnusableLogits, token_logprobs};
 
@@ -373,6 +373,7 @@ impl Engine {
                     blocks: table.blocks(),
                     token_first: tokens.start,
                     token_count: tokens.len(),
+                    heads: Heads::All,
                 };
                 export.export(read_span(self.backend.kv(), &span));
             }
@@ -400,6 +401,7 @@ impl LayerSink for ExportSink<'_> {
                     blocks: &chunk.blocks,
                     token_first: tokens.start,
                     token_count: tokens.len(),
+                    heads: Heads::All,
                 };
                 export.export(read_span(kv, &span));
             }

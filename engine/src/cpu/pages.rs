@@ -126,6 +126,13 @@ impl PageMap {
         }
     }
 
+    /// Bytes of the span's K and V.
+    fn span_bytes(&self, span: &KvSpan<'_>) -> usize {
+        let all = self.layout.kv_heads as usize;
+        let heads = span.heads.range(all).len();
+        self.layout.token_layer_bytes() / all * heads * span.token_count
+    }
+
     /// The blocks that the span's tokens lie in; they are among those given.
     fn of_span<'a>(&self, span: &KvSpan<'a>) -> &'a [BlockId] {
         let (first, end) = (span.token_first, span.token_first + span.token_count);
@@ -134,8 +141,8 @@ impl PageMap {
 
     /// The span's K and V in canonical order: whether it is V, and where it lies.
     fn vectors(&self, span: &KvSpan<'_>) -> impl Iterator<Item = (bool, Slot)> {
-        let heads = 0..self.layout.kv_heads as usize;
-        let &KvSpan { layer, blocks, token_first, token_count } = span;
+        let &KvSpan { layer, blocks, token_first, token_count, heads } = span;
+        let heads = heads.range(self.layout.kv_heads as usize);
         let of_half = move |is_value| {
             heads.clone().flat_map(move |head| {
                 (token_first..token_first + token_count)
@@ -187,7 +194,7 @@ impl Pages {
     /// `PayloadSize` and `SpanOutside`, with nothing written.
     pub(super) fn write(&mut self, span: &KvSpan<'_>, payload: &[u8]) -> Result<(), BackendError> {
         self.check_span(span)?;
-        let want = self.map.layout.token_layer_bytes() * span.token_count;
+        let want = self.map.span_bytes(span);
         if payload.len() != want {
             return Err(BackendError::PayloadSize { got: payload.len(), want });
         }
@@ -274,7 +281,9 @@ impl Pages {
 
     fn check_span(&self, span: &KvSpan<'_>) -> Result<(), BackendError> {
         let end = span.token_first.saturating_add(span.token_count);
+        let heads = self.map.layout.kv_heads as usize;
         let fits = span.layer < self.map.layout.layers as usize
+            && span.heads.range(heads).end <= heads
             && end <= span.blocks.len() * self.map.block_tokens()
             && self.map.of_span(span).iter().all(|block| (block.0 as usize) < self.map.blocks);
         if fits {
@@ -291,7 +300,7 @@ impl Pages {
 
 impl KvRead for Pages {
     fn read_kv(&self, span: &KvSpan<'_>, out: &mut Vec<u8>) {
-        out.reserve(self.map.layout.token_layer_bytes() * span.token_count);
+        out.reserve(self.map.span_bytes(span));
         match self.map.layout.dtype {
             KvDtype::Int4 => self.read_nibbles(span, out),
             KvDtype::Int8 => self.read_elements::<1>(span, out),

@@ -121,11 +121,18 @@ fn a_handoff_of_what_is_seen_is_enough() {
                     blocks,
                     token_first: tokens.start,
                     token_count: tokens.len(),
+                    heads: Heads::All,
                 };
                 from.kv().read_kv(&span(&from_blocks), &mut payload);
                 to.write_kv(&span(&to_blocks), &payload).unwrap();
             }
-            let gone = KvSpan { layer, blocks: &to_blocks, token_first: 30, token_count: 4 };
+            let gone = KvSpan {
+                layer,
+                blocks: &to_blocks,
+                token_first: 30,
+                token_count: 4,
+                heads: Heads::All,
+            };
             let refused = to.write_kv(&gone, &[]);
             assert!(matches!(refused, Err(BackendError::SpanOutside { .. })));
         }

@@ -31,7 +31,7 @@ use crate::TransferError;
 use crate::memory::FrameMemory;
 use crate::message::{Body as Says, KvMessage};
 
-mod body;
+pub(crate) mod body;
 
 use body::Chunks;
 

@@ -22,12 +22,13 @@ use crate::message::Context;
 
 mod inbound;
 mod listener;
-mod notice;
+pub(crate) mod notice;
 mod outbound;
 mod progress;
 mod sealed;
 mod self_test;
 mod sender;
+pub(crate) mod slots;
 mod ucp;
 
 use inbound::Frames;

@@ -11,6 +11,7 @@ use baton_types::{
 use proptest::prelude::*;
 
 use super::*;
+use crate::backend::Heads;
 use crate::sampler::SamplerState;
 use ledger::{Ledger, VOCAB, logits_after};
 
@@ -262,7 +263,15 @@ fn hand_over(source: &mut Engine, target: &mut Engine, request: &GenerateRequest
     let first = first.outcome(usize::from(request.choices));
     for span in spans.lock().unwrap().iter() {
         let (first, count) = (span.token_first as usize, span.token_count as usize);
-        target.place(request.id, usize::from(span.layer), first, count, &span.payload).unwrap();
+        target
+            .place(
+                request.id,
+                usize::from(span.layer),
+                first..first + count,
+                Heads::All,
+                &span.payload,
+            )
+            .unwrap();
     }
     let prefilled = first.prefilled.unwrap();
     target.activate(request.id, &prefilled.first_tokens, prefilled.sampler_digest, now).unwrap();
@@ -301,10 +310,13 @@ fn a_commit_that_does_not_fit_is_refused() {
     let digest = sampler_digest([&state].into_iter());
     let error = target.activate(request.id, &[token], digest, now).unwrap_err();
     assert_eq!(error.code, ErrorCode::DataLoss);
-    let error = target.place(request.id, 0, 0, 4, &[0; 3]).unwrap_err();
+    let error = target.place(request.id, 0, 0..4, Heads::All, &[0; 3]).unwrap_err();
     assert_eq!(error.code, ErrorCode::DataLoss);
     assert!(target.cancel(request.id));
-    assert_eq!(target.place(request.id, 0, 0, 4, &[]).unwrap_err().code, ErrorCode::NotFound);
+    assert_eq!(
+        target.place(request.id, 0, 0..4, Heads::All, &[]).unwrap_err().code,
+        ErrorCode::NotFound
+    );
     assert_eq!(target.status().pool.used_blocks, 0);
 }
 

@@ -1,6 +1,7 @@
 //! What is written is what is read, to the bit, whatever the pages look like.
 
 use super::*;
+use crate::backend::Heads;
 use crate::kernels::numerics::{bf16_widen, f16_widen};
 
 const LAYERS: u16 = 2;
@@ -21,6 +22,62 @@ fn bytes(count: usize, seed: u64) -> Vec<u8> {
     (0..count).map(next).collect()
 }
 
+/// The rows of these heads of a payload of all.
+fn of_heads(
+    payload: &[u8],
+    heads: std::ops::Range<usize>,
+    tokens: usize,
+    dtype: KvDtype,
+) -> Vec<u8> {
+    let elements = dtype.elements_bytes(usize::from(DIM));
+    let mut rest = payload;
+    let mut out = Vec::new();
+    for row in [elements, elements, dtype.scale_bytes(), dtype.scale_bytes()] {
+        let (part, after) = rest.split_at(usize::from(HEADS) * tokens * row);
+        out.extend_from_slice(&part[heads.start * tokens * row..heads.end * tokens * row]);
+        rest = after;
+    }
+    out
+}
+
+#[test]
+fn heads_may_come_one_by_one() {
+    let blocks = [5, 0, 7].map(BlockId);
+    for dtype in KvDtype::STORED {
+        for (first, count) in [(0, 1), (1, 2), (2, 1), (0, 3)] {
+            let mut pages = pages(dtype, 16);
+            let (token_first, token_count) = (9, 30);
+            let span =
+                |heads| KvSpan { layer: 1, blocks: &blocks, token_first, token_count, heads };
+            let all = span(Heads::All);
+            let bytes_of_all = token_count * pages.layout().token_layer_bytes();
+            let (old, new) = (bytes(bytes_of_all, 1), bytes(bytes_of_all, 2));
+            pages.write(&all, &old).unwrap();
+            let some = span(Heads::Some { first, count });
+            let part = of_heads(&new, first..first + count, token_count, dtype);
+            pages.write(&some, &part).unwrap();
+            let (mut read, mut whole) = (Vec::new(), Vec::new());
+            pages.read_kv(&some, &mut read);
+            assert!(read == part, "{dtype} {first}+{count}");
+            pages.read_kv(&all, &mut whole);
+            for head in 0..usize::from(HEADS) {
+                let from = if (first..first + count).contains(&head) { &new } else { &old };
+                let want = of_heads(from, head..head + 1, token_count, dtype);
+                assert!(of_heads(&whole, head..head + 1, token_count, dtype) == want);
+            }
+        }
+        let beyond = KvSpan {
+            layer: 0,
+            blocks: &blocks,
+            token_first: 0,
+            token_count: 1,
+            heads: Heads::Some { first: 2, count: 2 },
+        };
+        let error = pages(dtype, 16).write(&beyond, &[0; 8]).unwrap_err();
+        assert!(matches!(error, BackendError::SpanOutside { .. }));
+    }
+}
+
 #[test]
 fn a_payload_survives_pages_of_any_size() {
     let blocks = [5, 0, 7, 2].map(BlockId);
@@ -32,7 +89,13 @@ fn a_payload_survives_pages_of_any_size() {
             let mut all = Vec::new();
             for layer in 0..usize::from(LAYERS) {
                 let payload = bytes(most * token_bytes, layer as u64);
-                let span = KvSpan { layer, blocks: &blocks, token_first: 0, token_count: most };
+                let span = KvSpan {
+                    layer,
+                    blocks: &blocks,
+                    token_first: 0,
+                    token_count: most,
+                    heads: Heads::All,
+                };
                 pages.write(&span, &payload).unwrap();
                 all.push((span, payload));
             }
@@ -43,7 +106,13 @@ fn a_payload_survives_pages_of_any_size() {
             }
             // A part of a layer, written and read again, leaves its neighbours alone.
             for (token_first, token_count) in [(0, 1), (3, 14), (15, 18), (most - 1, 1)] {
-                let span = KvSpan { layer: 1, blocks: &blocks, token_first, token_count };
+                let span = KvSpan {
+                    layer: 1,
+                    blocks: &blocks,
+                    token_first,
+                    token_count,
+                    heads: Heads::All,
+                };
                 let (mut before, mut after) = (Vec::new(), Vec::new());
                 pages.read_kv(&span, &mut before);
                 let payload = bytes(token_count * token_bytes, 99);
@@ -64,10 +133,22 @@ fn a_copied_block_reads_the_same() {
     for dtype in KvDtype::STORED {
         let mut pages = pages(dtype, 32);
         let token_bytes = pages.layout().token_layer_bytes();
-        let span = |blocks, token_count| KvSpan { layer: 1, blocks, token_first: 0, token_count };
+        let span = |blocks, token_count| KvSpan {
+            layer: 1,
+            blocks,
+            token_first: 0,
+            token_count,
+            heads: Heads::All,
+        };
         pages.write(&span(&[BlockId(3)], 32), &bytes(32 * token_bytes, 1)).unwrap();
         pages.write(&span(&[BlockId(6)], 32), &bytes(32 * token_bytes, 2)).unwrap();
-        let beyond = KvSpan { layer: 1, blocks: &[BlockId(6)], token_first: 21, token_count: 11 };
+        let beyond = KvSpan {
+            layer: 1,
+            blocks: &[BlockId(6)],
+            token_first: 21,
+            token_count: 11,
+            heads: Heads::All,
+        };
         let (mut from, mut to, mut rest) = (Vec::new(), Vec::new(), [Vec::new(), Vec::new()]);
         pages.read_kv(&beyond, &mut rest[0]);
         pages.copy_block(BlockId(3), BlockId(6), 21);
@@ -89,7 +170,13 @@ fn stored(dtype: KvDtype, x: &[f32]) -> (Vec<u8>, Vec<f32>) {
         unsafe { pages.shared().store(1, &[BlockId(4)], head, 9, k, v) };
     }
     let mut payload = Vec::new();
-    let span = KvSpan { layer: 1, blocks: &[BlockId(4)], token_first: 9, token_count: 1 };
+    let span = KvSpan {
+        layer: 1,
+        blocks: &[BlockId(4)],
+        token_first: 9,
+        token_count: 1,
+        heads: Heads::All,
+    };
     pages.read_kv(&span, &mut payload);
     let numbers = match dtype {
         KvDtype::Int8 | KvDtype::Int4 => {

@@ -89,7 +89,7 @@ impl Body for Chunks {
 }
 
 /// Messages of an incoming body, in order.
-pub(super) struct Messages<B> {
+pub(crate) struct Messages<B> {
     body: B,
     memory: FrameMemory,
     /// The data frame that is being read.
@@ -118,7 +118,7 @@ enum Reading {
 }
 
 impl<B> Messages<B> {
-    pub(super) fn new(body: B, memory: FrameMemory) -> Self {
+    pub(crate) fn new(body: B, memory: FrameMemory) -> Self {
         let (data, reading) = (Bytes::new(), Reading::Prefix(Vec::new()));
         Self { body, memory, data, reading, is_over: false }
     }

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use super::notice::{self, Slot};
+use super::slots::Slots;
 use super::ucp::{EndpointId, OpId, Payload, RegionId, UcpError, Worker};
 use super::{Attached, Command, Commands, Counters};
 use crate::TransferError;
@@ -47,7 +48,7 @@ struct Attachment {
     endpoint: EndpointId,
     region: RegionId,
     mapping: Arc<Mapping>,
-    slots: Vec<SlotState>,
+    slots: Slots,
     routes: Vec<(Context, Frames)>,
     /// Streams that are open.
     streams: usize,
@@ -55,16 +56,6 @@ struct Attachment {
     ended_badly: bool,
     to_release: Vec<Slot>,
     detaching_since: Option<Instant>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SlotState {
-    /// The peer may write there.
-    Theirs,
-    /// A payload is being fetched into it.
-    Filling,
-    /// A frame lies there that somebody reads.
-    Ours,
 }
 
 impl Inbound {
@@ -115,7 +106,7 @@ impl Inbound {
             endpoint,
             region,
             mapping,
-            slots: vec![SlotState::Theirs; usize::from(SLOTS)],
+            slots: Slots::new(SLOTS, SLOT_BYTES as u32),
             routes: Vec::new(),
             streams: 0,
             idle_since: Instant::now(),
@@ -157,7 +148,7 @@ impl Inbound {
     /// A frame's bytes have been dropped.
     pub(super) fn release(&mut self, token: u64, slot: u16) {
         let Some(attachment) = self.attachments.get_mut(&token) else { return };
-        attachment.slots[usize::from(slot)] = SlotState::Theirs;
+        attachment.slots.give(slot);
         attachment.to_release.push(Slot { slot, len: 0 });
     }
 
@@ -218,7 +209,7 @@ impl Inbound {
                 attachment.deliver(bytes, commands.counters());
             }
             Payload::Waits(waiting) => {
-                attachment.slots[usize::from(slot.slot)] = SlotState::Filling;
+                attachment.slots.take(slot.slot);
                 let offset = usize::from(slot.slot) * SLOT_BYTES;
                 match worker.receive(waiting, attachment.region, offset) {
                     Ok(op) => drop(self.fetching.insert(op, (token, slot))),
@@ -307,16 +298,13 @@ impl Inbound {
         self.fetching.clear();
     }
 
-    fn may_fill(&self, token: u64, Slot { slot, len }: Slot) -> bool {
-        self.attachments.get(&token).is_some_and(|attachment| {
-            (1..=SLOT_BYTES).contains(&(len as usize))
-                && attachment.slots.get(usize::from(slot)) == Some(&SlotState::Theirs)
-        })
+    fn may_fill(&self, token: u64, slot: Slot) -> bool {
+        self.attachments.get(&token).is_some_and(|attachment| attachment.slots.may_fill(slot))
     }
 
     fn deliver(&mut self, token: u64, Slot { slot, len }: Slot, commands: &Commands) {
         let Some(attachment) = self.attachments.get_mut(&token) else { return };
-        attachment.slots[usize::from(slot)] = SlotState::Ours;
+        attachment.slots.take(slot);
         let frame = SlotFrame {
             mapping: attachment.mapping.clone(),
             at: usize::from(slot) * SLOT_BYTES,

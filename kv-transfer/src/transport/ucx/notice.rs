@@ -6,28 +6,28 @@ use bytes::{BufMut, Bytes, BytesMut};
 use crate::codec::{DecodeError, Reader};
 
 /// Frames were put into slots.
-pub(super) const PUT: u32 = 0;
+pub(crate) const PUT: u32 = 0;
 /// A frame that the receiver fetches into a slot: the message's payload.
-pub(super) const FETCH: u32 = 1;
+pub(crate) const FETCH: u32 = 1;
 /// Slots are free again.
-pub(super) const RELEASE: u32 = 2;
+pub(crate) const RELEASE: u32 = 2;
 /// The receiver gives the staging region up, or the sender has stopped using it.
-pub(super) const DETACH: u32 = 3;
+pub(crate) const DETACH: u32 = 3;
 /// To the self-test's own worker.
-pub(super) const MESSAGE_IDS: u32 = 4;
+pub(crate) const MESSAGE_IDS: u32 = 4;
 
 /// Most slots in one message.
-pub(super) const SLOTS_MAX: usize = 256;
+pub(crate) const SLOTS_MAX: usize = 256;
 
 /// A frame's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     pub slot: u16,
     pub len: u32,
 }
 
 /// Token, then slots with their lengths; for [`PUT`], [`FETCH`] (one) and [`DETACH`] (none).
-pub(super) fn encode(token: u64, slots: &[Slot]) -> Bytes {
+pub(crate) fn encode(token: u64, slots: &[Slot]) -> Bytes {
     let mut out = BytesMut::with_capacity(10 + 6 * slots.len());
     out.put_u64_le(token);
     out.put_u16_le(slots.len() as u16);
@@ -40,7 +40,7 @@ pub(super) fn encode(token: u64, slots: &[Slot]) -> Bytes {
 
 /// # Errors
 /// The field that cannot be.
-pub(super) fn decode(header: Vec<u8>) -> Result<(u64, Vec<Slot>), DecodeError> {
+pub(crate) fn decode(header: Vec<u8>) -> Result<(u64, Vec<Slot>), DecodeError> {
     let mut reader = Reader::new(header.into());
     let token = reader.u64("token")?;
     let len = usize::from(reader.u16("slots")?);
