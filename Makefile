@@ -10,7 +10,7 @@ CARGO ?= cargo
 VENV := .venv
 BIN := target/release
 
-.PHONY: help up model build test test-full lint fuzz miri bench-engine bench-long bench-sharing bench-start bench-transfer peer peers-transfer clean
+.PHONY: help up model build test test-full lint fuzz miri asan bench-engine bench-long bench-sharing bench-start bench-transfer peer peers-transfer clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -39,6 +39,9 @@ fuzz: ## Fuzz the readers for FUZZ_SECONDS (300) each; needs nightly and cargo-f
 
 miri: ## The block pool and the readers under Miri; needs nightly with miri and rust-src.
 	@scripts/miri.sh
+
+asan: ## Transfers under AddressSanitizer; needs nightly and UCX.
+	@scripts/asan.sh
 
 bench-start: build ## Time from exec to ready: first start, second start, without packed weights.
 	@scripts/fetch-model.sh
