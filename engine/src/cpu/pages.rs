@@ -17,6 +17,8 @@ mod nibbles;
 #[cfg(test)]
 mod tests;
 
+/// Bytes of K of one token that lie together.
+const LANE_BYTES: usize = 4;
 /// Bytes of a scale.
 const SCALE_BYTES: usize = 2;
 
@@ -38,6 +40,12 @@ impl Slot {
     fn k<const E: usize>(&self, d: usize) -> usize {
         let in_lane = 4 / E;
         self.tile + d / in_lane * (4 * TILE_TOKENS) + self.token * 4 + d % in_lane * E
+    }
+
+    /// The four bytes of K that lie together, whatever an element takes.
+    #[inline(always)]
+    fn k_lane(&self, lane: usize) -> usize {
+        self.tile + lane * (LANE_BYTES * TILE_TOKENS) + self.token * LANE_BYTES
     }
 
     /// Element `d` of V, of `E` bytes.
@@ -220,10 +228,15 @@ impl Pages {
         let mut rest = payload;
         for (is_value, slot) in self.map.vectors(span) {
             let (vector, after) = rest.split_at(slot.dim * E);
-            for (d, element) in vector.as_chunks::<E>().0.iter().enumerate() {
-                let at = slot.element::<E>(is_value, d);
-                let element = element.map(|byte| byte ^ flip::<E>(is_value));
-                self.data[at..at + E].copy_from_slice(&element);
+            if is_value {
+                for (d, element) in vector.as_chunks::<E>().0.iter().enumerate() {
+                    self.data[slot.v::<E>(d)..][..E].copy_from_slice(element);
+                }
+            } else {
+                for (lane, elements) in vector.as_chunks::<LANE_BYTES>().0.iter().enumerate() {
+                    let elements = elements.map(|byte| byte ^ flip::<E>(is_value));
+                    self.data[slot.k_lane(lane)..][..LANE_BYTES].copy_from_slice(&elements);
+                }
             }
             rest = after;
         }
@@ -232,11 +245,22 @@ impl Pages {
 
     /// Appends all elements, of `E` bytes each.
     fn read_elements<const E: usize>(&self, span: &KvSpan<'_>, out: &mut Vec<u8>) {
-        for (is_value, slot) in self.map.vectors(span) {
-            for d in 0..slot.dim {
-                let at = slot.element::<E>(is_value, d);
-                let element = &self.data[at..at + E].as_chunks::<E>().0[0];
-                out.extend_from_slice(&element.map(|byte| byte ^ flip::<E>(is_value)));
+        let (first, vector_bytes) = (out.len(), self.map.head_dim() * E);
+        let vectors = 2 * span.heads.range(self.map.layout.kv_heads as usize).len();
+        out.resize(first + vectors * span.token_count * vector_bytes, 0);
+        let vectors = out[first..].chunks_exact_mut(vector_bytes);
+        for ((is_value, slot), vector) in self.map.vectors(span).zip(vectors) {
+            if is_value {
+                for (d, element) in vector.as_chunks_mut::<E>().0.iter_mut().enumerate() {
+                    element.copy_from_slice(&self.data[slot.v::<E>(d)..][..E]);
+                }
+            } else {
+                for (lane, elements) in
+                    vector.as_chunks_mut::<LANE_BYTES>().0.iter_mut().enumerate()
+                {
+                    elements.copy_from_slice(&self.data[slot.k_lane(lane)..][..LANE_BYTES]);
+                    *elements = elements.map(|byte| byte ^ flip::<E>(is_value));
+                }
             }
         }
     }

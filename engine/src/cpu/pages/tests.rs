@@ -1,5 +1,9 @@
 //! What is written is what is read, to the bit, whatever the pages look like.
 
+use std::ops::Range;
+
+use proptest::prelude::*;
+
 use super::*;
 use crate::backend::Heads;
 use crate::kernels::numerics::{bf16_widen, f16_widen};
@@ -23,21 +27,93 @@ fn bytes(count: usize, seed: u64) -> Vec<u8> {
 }
 
 /// The rows of these heads of a payload of all.
-fn of_heads(
+fn of_heads(payload: &[u8], heads: Range<usize>, tokens: usize, dtype: KvDtype) -> Vec<u8> {
+    let layout = KvLayout { layers: 1, kv_heads: HEADS, head_dim: DIM, block_tokens: 16, dtype };
+    part(payload, &layout, tokens, heads, 0..tokens)
+}
+
+/// What of a payload of `tokens` tokens a frame of these heads and tokens holds.
+fn part(
     payload: &[u8],
-    heads: std::ops::Range<usize>,
+    layout: &KvLayout,
     tokens: usize,
-    dtype: KvDtype,
+    heads: Range<usize>,
+    of: Range<usize>,
 ) -> Vec<u8> {
-    let elements = dtype.elements_bytes(usize::from(DIM));
+    let elements = layout.dtype.elements_bytes(usize::from(layout.head_dim));
+    let scale = layout.dtype.scale_bytes();
     let mut rest = payload;
     let mut out = Vec::new();
-    for row in [elements, elements, dtype.scale_bytes(), dtype.scale_bytes()] {
-        let (part, after) = rest.split_at(usize::from(HEADS) * tokens * row);
-        out.extend_from_slice(&part[heads.start * tokens * row..heads.end * tokens * row]);
+    for row in [elements, elements, scale, scale] {
+        let (rows, after) = rest.split_at(usize::from(layout.kv_heads) * tokens * row);
+        for head in heads.clone() {
+            let at = head * tokens;
+            out.extend_from_slice(&rows[(at + of.start) * row..(at + of.end) * row]);
+        }
         rest = after;
     }
     out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    /// Whatever pages a sender has, and however it cuts heads and tokens into frames: a receiver
+    /// with pages of another size holds the same bytes.
+    #[test]
+    fn frames_of_any_cut_fill_pages_of_any_size(
+        dtype in prop::sample::select(&KvDtype::STORED),
+        (source_tiles, target_tiles) in (1..=4_u16, 1..=4_u16),
+        heads in 1..=6_u16,
+        head_dim in prop::sample::select(vec![16_u16, 32, 48, 64, 128]),
+        first in 0..50_usize,
+        tokens in 1..80_usize,
+        cuts in prop::collection::vec(any::<bool>(), 6),
+        step in 1..80_usize,
+        seed in any::<u64>(),
+    ) {
+        let layout = |tiles| KvLayout {
+            layers: 1,
+            kv_heads: heads,
+            head_dim,
+            block_tokens: tiles * 16,
+            dtype,
+        };
+        let blocks: Vec<_> = (0..9).rev().map(BlockId).collect();
+        let all = KvSpan {
+            layer: 0,
+            blocks: &blocks,
+            token_first: first,
+            token_count: tokens,
+            heads: Heads::All,
+        };
+        let mut source = Pages::new(layout(source_tiles), 9).unwrap();
+        let mut target = Pages::new(layout(target_tiles), 9).unwrap();
+        let sent = bytes(tokens * source.layout().token_layer_bytes(), seed);
+        source.write(&all, &sent).unwrap();
+        let mut payload = Vec::new();
+        source.read_kv(&all, &mut payload);
+        let mut head = 0;
+        while head < usize::from(heads) {
+            let end = (head + 1..usize::from(heads)).find(|&at| cuts[at]);
+            let end = end.unwrap_or(usize::from(heads));
+            for token in (0..tokens).step_by(step) {
+                let of = token..(token + step).min(tokens);
+                let frame = KvSpan {
+                    token_first: first + of.start,
+                    token_count: of.len(),
+                    heads: Heads::Some { first: head, count: end - head },
+                    ..all
+                };
+                let bytes = part(&payload, source.layout(), tokens, head..end, of);
+                target.write(&frame, &bytes).unwrap();
+            }
+            head = end;
+        }
+        let mut got = Vec::new();
+        target.read_kv(&all, &mut got);
+        prop_assert!(got == sent);
+    }
 }
 
 #[test]
