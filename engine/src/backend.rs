@@ -63,8 +63,8 @@ impl Heads {
 
 /// Reads K and V in the wire's canonical order.
 pub trait KvRead {
-    /// Appends K, then V of the span's KV heads, each `[head][token][head_dim]` little-endian in the
-    /// layout's dtype.
+    /// Appends K, then V of the span's KV heads, each `[head][token][head_dim]` little-endian in
+    /// the layout's dtype.
     fn read_kv(&self, span: &KvSpan<'_>, out: &mut Vec<u8>);
 }
 
