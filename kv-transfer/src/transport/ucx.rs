@@ -171,6 +171,18 @@ pub struct Ucx {
     _stop: Arc<Stop>,
 }
 
+/// Says the thread's end even where it panics.
+struct Ended(watch::Sender<UcxState>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let reason = "its thread has ended by itself: a bug".to_owned();
+            self.0.send_replace(UcxState::Unavailable { reason });
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Stop(Commands);
 
@@ -192,13 +204,14 @@ impl Ucx {
         let memory = memory.mapping();
         let thread_commands = commands.clone();
         let run = move || {
+            let ended = Ended(sender);
             let spin = config.spin;
             let outcome = prepare(&config).and_then(|(ucp, version, choice)| {
                 let operation = choice.operation;
                 let ends = (thread_commands, receiver);
                 let progress = Progress::new(ucp, choice, spin, memory, ends)
                     .map_err(|error| error.to_string())?;
-                sender.send_replace(UcxState::Ready { version: version.to_string(), operation });
+                ended.0.send_replace(UcxState::Ready { version: version.to_string(), operation });
                 progress.run().map_err(|error| error.to_string())
             });
             let reason = match outcome {
@@ -208,7 +221,7 @@ impl Ucx {
                     reason
                 }
             };
-            sender.send_replace(UcxState::Unavailable { reason });
+            ended.0.send_replace(UcxState::Unavailable { reason });
         };
         std::thread::Builder::new().name("ucx".into()).spawn(run)?;
         Ok(Self { _stop: Arc::new(Stop(commands.clone())), commands, state })

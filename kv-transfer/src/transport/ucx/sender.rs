@@ -294,12 +294,14 @@ fn outgoing_chunks(
                         return Some((chunk, (lane, messages, give_back, given_back)));
                     }
                     if lane.is_open() {
-                        lane.carried.count_ucx(chunk.len());
                         let (token, stream) = (lane.token, give_back.clone());
-                        lane.ucx.commands.send(Command::Send { token, frame: chunk, stream });
-                        continue;
+                        let frame = chunk.clone();
+                        if lane.ucx.commands.send(Command::Send { token, frame, stream }) {
+                            lane.carried.count_ucx(chunk.len());
+                            continue;
+                        }
                     }
-                    if !lane.falls_back("the receiver does not take frames over UCX") {
+                    if !lane.falls_back("the receiver takes no frames over UCX, or the link failed") {
                         return None;
                     }
                     lane.carried.count_grpc(chunk.len());
