@@ -34,7 +34,7 @@ test-full: ## The same, and the long sweeps.
 lint: ## Formatting, clippy, house rules, licences.
 	@scripts/lint.sh
 
-fuzz: ## Fuzz the readers for FUZZ_SECONDS (300) each; needs nightly and cargo-fuzz.
+fuzz: ## Fuzz readers and receivers for FUZZ_SECONDS (300) each; needs nightly and cargo-fuzz.
 	@scripts/fuzz.sh
 
 miri: ## The block pool and the readers under Miri; needs nightly with miri and rust-src.
