@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::KvTransport;
 
+/// Most of `ucx_spin_us`: a second.
+const SPIN_MAX_US: u64 = 1_000_000;
+
 /// Everything that a prefill or decode node can be told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -140,6 +143,12 @@ impl NodeConfig {
             wrong.push(format!(
                 "advertise: {} is no address under which others reach this node; say which is",
                 self.grpc
+            ));
+        }
+        if self.ucx_spin_us > SPIN_MAX_US {
+            wrong.push(format!(
+                "ucx_spin_us: {} keeps a processor busy for ever; at most {SPIN_MAX_US}",
+                self.ucx_spin_us
             ));
         }
         if !self.advertise.is_empty()

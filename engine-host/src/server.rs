@@ -35,7 +35,7 @@ pub enum ServerError {
     KvLane(#[source] std::io::Error),
     #[error(
         "kv_transport is ucx, and UCX cannot be used: {0}; install libucx0, name it with \
-             ucx_library, or set kv_transport = \"auto\""
+             ucx_library, mend ucx_tls and ucx_devices, or set kv_transport = \"auto\""
     )]
     NoUcx(String),
     #[error(transparent)]

@@ -206,18 +206,19 @@ impl Ucx {
         let run = move || {
             let ended = Ended(sender);
             let spin = config.spin;
-            let outcome = prepare(&config).and_then(|(ucp, version, choice)| {
+            let prepared = prepare(&config).map_err(|reason| blame(reason, &config));
+            let outcome = prepared.and_then(|(ucp, version, choice)| {
                 let operation = choice.operation;
                 let ends = (thread_commands, receiver);
                 let progress = Progress::new(ucp, choice, spin, memory, ends)
-                    .map_err(|error| error.to_string())?;
+                    .map_err(|error| blame(error.to_string(), &config))?;
                 ended.0.send_replace(UcxState::Ready { version: version.to_string(), operation });
                 progress.run().map_err(|error| error.to_string())
             });
             let reason = match outcome {
                 Ok(()) => "this node stops".to_owned(),
                 Err(reason) => {
-                    tracing::warn!(reason, "UCX is not used; KV travels over gRPC");
+                    tracing::warn!(reason, "UCX is not used");
                     reason
                 }
             };
@@ -229,6 +230,14 @@ impl Ucx {
 
     pub fn state(&self) -> UcxState {
         self.state.borrow().clone()
+    }
+
+    /// Its version, where it can be used.
+    fn version(&self) -> Option<String> {
+        match self.state() {
+            UcxState::Ready { version, .. } => Some(version),
+            UcxState::Starting | UcxState::Unavailable { .. } => None,
+        }
     }
 
     pub fn counters(&self) -> &Counters {
@@ -260,6 +269,21 @@ impl Ucx {
 
     async fn address(&self) -> Result<Vec<u8>, String> {
         self.ask(|reply| Command::Address { reply }).await?
+    }
+}
+
+/// Names the settings that may be at fault.
+fn blame(reason: String, config: &UcxConfig) -> String {
+    let given = [("ucx_tls", &config.tls), ("ucx_devices", &config.devices)].into_iter();
+    let given = given.filter_map(|(key, value)| Some((key.to_owned(), value.clone()?)));
+    // UCX reads them by itself.
+    let inherited = ["UCX_TLS", "UCX_NET_DEVICES"].into_iter();
+    let inherited = inherited.filter_map(|key| Some((key.to_owned(), std::env::var(key).ok()?)));
+    let settings: Vec<_> =
+        given.chain(inherited).map(|(key, value)| format!("{key} = {value:?}")).collect();
+    match settings.is_empty() {
+        true => reason,
+        false => format!("{reason} (with {})", settings.join(", ")),
     }
 }
 

@@ -4,6 +4,8 @@ use std::sync::atomic::Ordering;
 
 use baton_kv_transfer::memory::FrameMemory;
 use baton_kv_transfer::transport::ucx::{Fallback, Ucx, UcxConfig, UcxTransport};
+use baton_proto::internal::AttachRequest;
+use baton_proto::internal::kv_staging_client::KvStagingClient;
 
 use super::*;
 
@@ -154,5 +156,28 @@ async fn staging_memory_returns_to_zero() {
         assert_eq!(outcome, ReceiverOutcome::Committed);
         running.await.unwrap().unwrap();
         check(&memory);
+    }
+}
+
+/// Versions that differ must not see one another's addresses: UCX would end the process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_version_of_ucx_is_refused() {
+    let receiving = started(None).await;
+    let listening = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listening.local_addr().unwrap());
+    let _incoming = serve(listening, Some(receiving));
+    let mut client = KvStagingClient::connect(address).await.unwrap();
+    // Of a worker that is nowhere: "BUCX", CRC-32C of "address", "address".
+    let sealed = [&b"BUCX"[..], &0xbf20_96a4_u32.to_le_bytes(), b"address"].concat();
+    for version in ["1.99.0", "2.13.1", "", "1"] {
+        let request = AttachRequest {
+            node_id: "prefill".into(),
+            incarnation: 1,
+            worker_address: sealed.clone().into(),
+            ucx_version: version.into(),
+        };
+        let status = client.attach(request).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::FailedPrecondition, "{status:?}");
+        assert!(status.message().contains("do not understand"), "{status:?}");
     }
 }

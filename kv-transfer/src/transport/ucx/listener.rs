@@ -34,7 +34,7 @@ impl Attaching {
         &self,
         request: AttachRequest,
     ) -> Result<AttachResponse, Status> {
-        let AttachRequest { node_id, incarnation, worker_address } = request;
+        let AttachRequest { node_id, incarnation, worker_address, ucx_version } = request;
         if node_id.len() > NODE_MAX_BYTES {
             return Err(Status::invalid_argument("node_id is too long"));
         }
@@ -49,6 +49,15 @@ impl Attaching {
             return Err(Status::failed_precondition(format!("this node has no UCX: {reason}")));
         }
         self.0.ready().await.map_err(Status::failed_precondition)?;
+        // Before UCX sees anything of the other's.
+        let here = self.0.version().unwrap_or_default();
+        if wire_version(&here) != wire_version(&ucx_version) {
+            let why = format!(
+                "this node has UCX {here}, the sender {ucx_version:?}: they do not understand one \
+                 another"
+            );
+            return Err(Status::failed_precondition(why));
+        }
         let own = self.0.address().await.map_err(Status::unavailable)?;
         let attach = |reply| Command::Attach { node: node_id, incarnation, address, reply };
         let attached = self.0.ask(attach).await.and_then(|result| result);
@@ -93,6 +102,12 @@ impl Attaching {
         let both = futures::stream::unfold((incoming, arrived, watched), next);
         (chunks.boxed(), both.boxed(), FEATURE_UCX)
     }
+}
+
+/// What must be equal at both ends.
+fn wire_version(version: &str) -> Option<(&str, &str)> {
+    let (major, rest) = version.split_once('.')?;
+    Some((major, rest.split_once('.').map_or(rest, |(minor, _)| minor)))
 }
 
 /// One stream, until both of its directions are dropped.

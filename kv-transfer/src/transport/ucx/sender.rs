@@ -145,6 +145,7 @@ impl UcxTransport {
             node_id: self.node.to_string(),
             incarnation: self.incarnation.0,
             worker_address: sealed::seal(&address),
+            ucx_version: self.ucx.version().unwrap_or_default(),
         };
         let mut client = self.grpc.staging(peer).map_err(|error| broken(error.to_string()))?;
         let answer = tokio::time::timeout(ATTACH_WITHIN, client.attach(request))

@@ -344,6 +344,7 @@ async fn attachments(refusals: &mut Refusals, kv: Channel) {
         node_id: node_id.into(),
         incarnation: 1,
         worker_address: worker_address.into(),
+        ucx_version: String::new(),
     };
     let long = "n".repeat(1_000);
     for (what, request, says) in [
