@@ -2,15 +2,17 @@
 //! nor move between threads, such as streams of KV.
 
 use std::io;
+use std::thread::JoinHandle;
 
 use tokio::runtime::{Builder, Handle};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
-/// Its thread ends, and drops what still runs there, when this is dropped.
+/// Dropping it ends its thread, drops what still runs there, and waits for that.
 #[derive(Debug)]
 pub struct OwnRuntime {
     handle: Handle,
-    _ends: DropGuard,
+    ended: CancellationToken,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl OwnRuntime {
@@ -21,14 +23,27 @@ impl OwnRuntime {
         let handle = runtime.handle().clone();
         let ended = CancellationToken::new();
         let waits = ended.clone();
-        std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || runtime.block_on(waits.cancelled()))?;
-        Ok(Self { handle, _ends: ended.drop_guard() })
+        let run = move || {
+            runtime.block_on(waits.cancelled());
+            runtime.shutdown_background();
+        };
+        let thread = Some(std::thread::Builder::new().name(name.to_owned()).spawn(run)?);
+        Ok(Self { handle, ended, thread })
     }
 
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+}
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        self.ended.cancel();
+        let others =
+            self.thread.take().filter(|own| own.thread().id() != std::thread::current().id());
+        if let Some(Err(_)) = others.map(JoinHandle::join) {
+            tracing::error!("a runtime's thread has panicked");
+        }
     }
 }
 
@@ -44,6 +59,8 @@ mod tests {
         assert_eq!(ran.as_deref(), Some("own-test"));
         let endless = own.handle().spawn(std::future::pending::<()>());
         drop(own);
+        // The thread is gone already, and the task with it.
+        assert!(endless.is_finished());
         assert!(endless.await.unwrap_err().is_cancelled());
     }
 }

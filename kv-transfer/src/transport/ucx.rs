@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use baton_ucx_sys::{LoadError, Ucp, Version};
@@ -163,7 +164,8 @@ enum Command {
     Stop,
 }
 
-/// UCX on this node: one worker with its thread. Clones share it; the thread ends with the last.
+/// UCX on this node: one worker with its thread. Clones share it; the thread ends with the last,
+/// which waits for it.
 #[derive(Clone, Debug)]
 pub struct Ucx {
     commands: Commands,
@@ -184,11 +186,19 @@ impl Drop for Ended {
 }
 
 #[derive(Debug)]
-struct Stop(Commands);
+struct Stop {
+    commands: Commands,
+    thread: Option<JoinHandle<()>>,
+}
 
 impl Drop for Stop {
+    /// Waits for the thread: UCX's exit handlers must not meet a worker that runs.
     fn drop(&mut self) {
-        self.0.send(Command::Stop);
+        self.commands.send(Command::Stop);
+        let own = std::thread::current().id();
+        let others = self.thread.take().filter(|thread| thread.thread().id() != own);
+        // A panic has been told by `Ended`.
+        let _ended = others.map(JoinHandle::join);
     }
 }
 
@@ -224,8 +234,9 @@ impl Ucx {
             };
             ended.0.send_replace(UcxState::Unavailable { reason });
         };
-        std::thread::Builder::new().name("ucx".into()).spawn(run)?;
-        Ok(Self { _stop: Arc::new(Stop(commands.clone())), commands, state })
+        let thread = Some(std::thread::Builder::new().name("ucx".into()).spawn(run)?);
+        let stop = Stop { commands: commands.clone(), thread };
+        Ok(Self { _stop: Arc::new(stop), commands, state })
     }
 
     pub fn state(&self) -> UcxState {

@@ -302,7 +302,7 @@ fn outgoing_chunks(
                             continue;
                         }
                     }
-                    if !lane.falls_back("the receiver takes no frames over UCX, or the link failed") {
+                    if !lane.falls_back("no UCX for this transfer, or its link failed") {
                         return None;
                     }
                     lane.carried.count_grpc(chunk.len());
