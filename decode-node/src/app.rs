@@ -3,9 +3,6 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tokio::net::TcpListener;
-use tonic::transport::server::TcpIncoming;
-
 use baton_engine::load::LoadObserver;
 use baton_engine_host::{LoadLog, NodeConfig, NodeServer, ServerError};
 use baton_kv_transfer::clock::Clock;
@@ -14,7 +11,10 @@ use baton_proto::internal::decode_server::DecodeServer;
 use baton_registry::{Registry, Role};
 use baton_runtime::serve::bind;
 use baton_runtime::shutdown::Shutdown;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
 
 use crate::metrics::TransferMetrics;
 use crate::push::serve_pushes;
@@ -87,13 +87,9 @@ impl DecodeNode {
         let (stop, pushes) = (shutdown.stop.clone(), sessions.clone());
         let serving = runtime.spawn(async move {
             tokio::spawn(serve_pushes(incoming, pushes, metrics));
-            let kv = TcpListener::from_std(kv)?;
-            let kv = TcpIncoming::from(kv).with_nodelay(Some(true));
-            let server = grpc::server().add_routes(push);
-            server
-                .serve_with_incoming_shutdown(kv, stop.cancelled_owned())
-                .await
-                .map_err(std::io::Error::other)
+            if let Err(error) = serve_kv(kv, push, stop).await {
+                tracing::error!(%error, "this node takes no KV any more");
+            }
         });
         let mut routes = Routes::builder();
         routes.add_service(DecodeServer::new(DecodeService::new(sessions)));
@@ -103,4 +99,16 @@ impl DecodeNode {
         serving.abort();
         Ok(())
     }
+}
+
+/// Serves on the runtime that it is called on, until told to stop.
+async fn serve_kv(
+    kv: std::net::TcpListener,
+    services: Routes,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
+    let kv = TcpIncoming::from(TcpListener::from_std(kv)?).with_nodelay(Some(true));
+    let server = grpc::server().add_routes(services);
+    let served = server.serve_with_incoming_shutdown(kv, stop.cancelled_owned()).await;
+    served.map_err(std::io::Error::other)
 }

@@ -38,8 +38,8 @@ impl Slot {
     /// Element `d` of K, of `E` bytes.
     #[inline(always)]
     fn k<const E: usize>(&self, d: usize) -> usize {
-        let in_lane = 4 / E;
-        self.tile + d / in_lane * (4 * TILE_TOKENS) + self.token * 4 + d % in_lane * E
+        let in_lane = LANE_BYTES / E;
+        self.k_lane(d / in_lane) + d % in_lane * E
     }
 
     /// The four bytes of K that lie together, whatever an element takes.
@@ -162,8 +162,8 @@ impl PageMap {
 }
 
 /// What turns K's bytes of the wire, which are signed, into those of a tile, and back.
-fn flip<const E: usize>(is_value: bool) -> u8 {
-    if E == 1 && !is_value { K_OFFSET } else { 0 }
+fn k_flip<const E: usize>() -> u8 {
+    if E == 1 { K_OFFSET } else { 0 }
 }
 
 /// The pool.
@@ -234,7 +234,7 @@ impl Pages {
                 }
             } else {
                 for (lane, elements) in vector.as_chunks::<LANE_BYTES>().0.iter().enumerate() {
-                    let elements = elements.map(|byte| byte ^ flip::<E>(is_value));
+                    let elements = elements.map(|byte| byte ^ k_flip::<E>());
                     self.data[slot.k_lane(lane)..][..LANE_BYTES].copy_from_slice(&elements);
                 }
             }
@@ -259,7 +259,7 @@ impl Pages {
                     vector.as_chunks_mut::<LANE_BYTES>().0.iter_mut().enumerate()
                 {
                     elements.copy_from_slice(&self.data[slot.k_lane(lane)..][..LANE_BYTES]);
-                    *elements = elements.map(|byte| byte ^ flip::<E>(is_value));
+                    *elements = elements.map(|byte| byte ^ k_flip::<E>());
                 }
             }
         }

@@ -183,7 +183,9 @@ impl GrpcListener {
         });
         let incoming = incoming.boxed();
         let (chunks, incoming, features) = match (&self.ucx, token) {
-            (Some(ucx), Some(token)) => ucx.merge(token, messages, incoming, carried.clone()).await,
+            (Some(ucx), Some(token)) if ucx.begin(token).await => {
+                ucx.merge(token, messages, incoming, carried.clone())
+            }
             _ => {
                 let chunks = ReceiverStream::new(messages).map(|message| message.encode());
                 (chunks.boxed(), incoming, 0)

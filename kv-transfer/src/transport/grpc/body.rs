@@ -95,7 +95,6 @@ pub(crate) struct Messages<B> {
     /// The data frame that is being read.
     data: Bytes,
     reading: Reading,
-    is_over: bool,
 }
 
 /// Where in a message the reader is.
@@ -119,8 +118,7 @@ enum Reading {
 
 impl<B> Messages<B> {
     pub(crate) fn new(body: B, memory: FrameMemory) -> Self {
-        let (data, reading) = (Bytes::new(), Reading::Prefix(Vec::new()));
-        Self { body, memory, data, reading, is_over: false }
+        Self { body, memory, data: Bytes::new(), reading: Reading::Prefix(Vec::new()) }
     }
 
     /// Reads on in the data that is there; `None` where it is used up.
@@ -153,12 +151,10 @@ impl<B> Messages<B> {
                     head.push(byte);
                     match field(&head, left - 1) {
                         Field::Incomplete => Reading::Field { head, left: left - 1 },
-                        Field::Payload if left - 1 < LARGE_BYTES => {
-                            let buffer = FrameMemory::heap().take(left - 1);
-                            Reading::Payload { buffer, left: left - 1 }
-                        }
                         Field::Payload => {
-                            let buffer = self.memory.take(left - 1);
+                            let is_large = left > LARGE_BYTES;
+                            let memory = is_large.then_some(&self.memory);
+                            let buffer = memory.unwrap_or(&FrameMemory::heap()).take(left - 1);
                             Reading::Payload { buffer, left: left - 1 }
                         }
                         Field::Other => Reading::Skipped { left: left - 1 },
@@ -239,21 +235,20 @@ where
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            if self.is_over {
-                return Poll::Ready(None);
-            }
             if let Some(message) = self.read() {
-                self.is_over = message == Err(TransferError::Closed);
                 return Poll::Ready(Some(message));
+            }
+            if matches!(self.reading, Reading::Ended) {
+                return Poll::Ready(None);
             }
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 // Trailers come behind the last message.
                 Some(Ok(frame)) => self.data = frame.into_data().unwrap_or_default(),
                 Some(Err(_)) => {
-                    self.is_over = true;
+                    self.reading = Reading::Ended;
                     return Poll::Ready(Some(Err(TransferError::Closed)));
                 }
-                None => self.is_over = true,
+                None => self.reading = Reading::Ended,
             }
         }
     }

@@ -257,12 +257,8 @@ impl Inbound {
         token: u64,
         counters: &Counters,
     ) -> bool {
-        let Some(attachment) = self.attachments.remove(&token) else { return false };
-        worker.close(attachment.endpoint);
-        worker.unregister(attachment.region);
-        counters.registered_bytes.fetch_sub(attachment.mapping.len() as u64, Ordering::Relaxed);
         // The memory itself goes with the last frame that lies in it.
-        true
+        self.remove(worker, token, counters).is_some()
     }
 
     /// Gives up what nobody uses.
@@ -325,13 +321,24 @@ impl Inbound {
         }
     }
 
-    /// The peer may still write: the addresses stay taken, without memory behind them.
+    /// The peer may still write: the addresses stay taken.
     fn drop_attachment(&mut self, worker: &mut Worker, token: u64, counters: &Counters) {
-        let Some(attachment) = self.attachments.remove(&token) else { return };
+        if let Some(attachment) = self.remove(worker, token, counters) {
+            attachment.mapping.fence_when_dropped();
+        }
+    }
+
+    fn remove(
+        &mut self,
+        worker: &mut Worker,
+        token: u64,
+        counters: &Counters,
+    ) -> Option<Attachment> {
+        let attachment = self.attachments.remove(&token)?;
         worker.close(attachment.endpoint);
         worker.unregister(attachment.region);
         counters.registered_bytes.fetch_sub(attachment.mapping.len() as u64, Ordering::Relaxed);
-        attachment.mapping.fence_when_dropped();
+        Some(attachment)
     }
 }
 

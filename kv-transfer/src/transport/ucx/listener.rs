@@ -72,19 +72,20 @@ impl Attaching {
         })
     }
 
-    /// Makes one stream of a sender's gRPC stream and the frames that come over UCX. As it is,
-    /// where the token names no region.
-    pub(in crate::transport) async fn merge(
+    /// A stream begins whose sender names a region. Whether the region is there; then
+    /// [`merge`](Self::merge) the two.
+    pub(in crate::transport) async fn begin(&self, token: u64) -> bool {
+        self.0.ask(|reply| Command::Begin { token, reply }).await.unwrap_or(false)
+    }
+
+    /// Makes one stream of a sender's gRPC stream and the frames that come over UCX.
+    pub(in crate::transport) fn merge(
         &self,
         token: u64,
         messages: mpsc::Receiver<KvMessage>,
         incoming: Incoming,
         carried: Arc<Carried>,
     ) -> (BoxStream<'static, Bytes>, Incoming, u32) {
-        if !self.0.ask(|reply| Command::Begin { token, reply }).await.unwrap_or(false) {
-            let plain = tokio_stream::wrappers::ReceiverStream::new(messages);
-            return (plain.map(|message| message.encode()).boxed(), incoming, 0);
-        }
         let (frames, arrived) = mpsc::unbounded_channel();
         let watched = Watched {
             ucx: self.0.clone(),

@@ -104,12 +104,8 @@ impl Progress {
     pub(super) fn run(mut self) -> Result<(), UcpError> {
         let mut active = Instant::now();
         loop {
-            if !self.obey() {
-                self.end("this node stops");
-                return Ok(());
-            }
             let mut was_active = self.worker.progress();
-            // A command may say where a message goes that has just come.
+            // Before its events: a command may say where a message goes that has just come.
             if !self.obey() {
                 self.end("this node stops");
                 return Ok(());

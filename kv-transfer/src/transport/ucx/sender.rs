@@ -81,10 +81,6 @@ impl UcxTransport {
         }
     }
 
-    pub fn ucx(&self) -> &Ucx {
-        &self.ucx
-    }
-
     /// Transfers that took gRPC though UCX is wanted, by reason.
     pub fn fallbacks(&self) -> Vec<(&'static str, u64)> {
         let fallbacks = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,22 +101,18 @@ impl UcxTransport {
             Some(Peer::Linked { token, state }) if !state.has_failed() => {
                 return Ok((*token, state.clone()));
             }
-            Some(Peer::Linked { .. }) => {
+            Some(Peer::Linked { state, .. }) if !state.was_detached() => {
                 let text = "its last link has failed just now".to_owned();
                 let why = Why { label: "failed", text };
                 let until = Instant::now() + AFTER_FAILURE;
-                // A receiver that gave its region back is attached again at once.
-                if let Some(Peer::Linked { state, .. }) = peers.remove(peer)
-                    && !state.was_detached()
-                {
-                    peers.insert(peer.to_owned(), Peer::Without { until, why: why.clone() });
-                    return Err(why);
-                }
+                peers.insert(peer.to_owned(), Peer::Without { until, why: why.clone() });
+                return Err(why);
             }
             Some(Peer::Without { until, why }) if *until > Instant::now() => {
                 return Err(why.clone());
             }
-            Some(Peer::Without { .. }) | None => {}
+            // A receiver that took its region back is attached again at once.
+            Some(Peer::Linked { .. } | Peer::Without { .. }) | None => {}
         }
         let (linked, wait) = match self.attach(peer).await {
             Ok(linked) => (Ok(linked), Duration::ZERO),
