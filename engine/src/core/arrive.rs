@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use baton_kv_cache::BlockTable;
-use baton_types::{Error, ErrorCode, GenerateRequest, RequestId, TokenOutput};
+use baton_types::{BlockId, Error, ErrorCode, GenerateRequest, RequestId, TokenOutput};
 
 use super::Engine;
 use super::admit::Source;
@@ -100,11 +100,25 @@ impl Engine {
                 format!("request {id} takes no KV any more"),
             ));
         };
-        let (blocks, token_first, token_count) = (table.blocks(), tokens.start, tokens.len());
-        if token_first < table.len() {
+        let (blocks, held) = (table.blocks().to_vec(), table.len());
+        self.write_received(layer, &blocks, held, tokens, heads, payload)
+    }
+
+    /// Writes what came from another node into `blocks`, whose first `held` tokens are cached.
+    pub(super) fn write_received(
+        &mut self,
+        layer: usize,
+        blocks: &[BlockId],
+        held: usize,
+        tokens: Range<usize>,
+        heads: Heads,
+        payload: &[u8],
+    ) -> Result<(), Error> {
+        let (token_first, token_count) = (tokens.start, tokens.len());
+        if token_first < held {
             return Err(Error::new(
                 ErrorCode::FailedPrecondition,
-                format!("token {token_first} lies in the {} cached ones", table.len()),
+                format!("token {token_first} lies in the {held} cached ones"),
             ));
         }
         let span = KvSpan { layer, blocks, token_first, token_count, heads };

@@ -7,6 +7,7 @@
 
 mod admit;
 mod arrive;
+mod prefix;
 mod run;
 mod step;
 #[cfg(test)]
@@ -16,12 +17,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use baton_kv_cache::{BlockEvent, BlockPool, HashKey, PoolStats};
-use baton_types::{Error, ErrorCode, GenerateRequest, Limits, ModelFingerprint, RequestId};
+use baton_types::{
+    Error, ErrorCode, GenerateRequest, Limits, ModelFingerprint, RequestId, TransferId,
+};
 
 use crate::backend::Backend;
 use crate::sampler::Scratch;
+use prefix::Travelling;
 use run::{Phase, Run};
 
+pub use prefix::Prefix;
 pub use run::{
     Delivered, EngineEvent, ExportedSpan, Outbox, Prefilled, RunStats, SpanExport, Work,
     sampler_digest,
@@ -57,7 +62,7 @@ impl Default for EngineConfig {
 pub struct EngineStatus {
     pub running: usize,
     pub waiting: usize,
-    /// Reservations whose KV has not arrived.
+    /// Reservations whose KV has not arrived, and prefixes on their way to or from here.
     pub reserved: usize,
     /// Prompt tokens that are still to be computed.
     pub waiting_tokens: usize,
@@ -89,6 +94,8 @@ pub struct Engine {
     /// By number of arrival: lower is older.
     runs: BTreeMap<u64, Run>,
     numbers: HashMap<RequestId, u64>,
+    /// Prefixes on their way between two caches.
+    travelling: HashMap<TransferId, Travelling>,
     next_number: u64,
     counters: EngineCounters,
     scratch: Scratch,
@@ -125,6 +132,7 @@ impl Engine {
             pool,
             runs: BTreeMap::new(),
             numbers: HashMap::new(),
+            travelling: HashMap::new(),
             next_number: 0,
             counters: EngineCounters::default(),
             scratch: Scratch::default(),
@@ -208,7 +216,7 @@ impl Engine {
         EngineStatus {
             running: count(|phase| matches!(phase, Phase::Prompt(_) | Phase::Answering(_))),
             waiting: self.waiting(),
-            reserved: count(|phase| matches!(phase, Phase::Reserved(_))),
+            reserved: count(|phase| matches!(phase, Phase::Reserved(_))) + self.travelling.len(),
             waiting_tokens: self.runs.values().map(missing).sum(),
             pool: self.pool.stats(),
             counters: self.counters,

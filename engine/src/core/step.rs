@@ -417,7 +417,7 @@ fn around(tokens: Range<usize>, unseen: Range<usize>) -> [Range<usize>; 2] {
     [tokens.start..tokens.end.min(unseen.start), tokens.start.max(unseen.end)..tokens.end]
 }
 
-fn read_span(kv: &dyn KvRead, span: &KvSpan<'_>) -> ExportedSpan {
+pub(super) fn read_span(kv: &dyn KvRead, span: &KvSpan<'_>) -> ExportedSpan {
     let mut payload = Vec::new();
     kv.read_kv(span, &mut payload);
     ExportedSpan {

@@ -1,4 +1,5 @@
 mod ledger;
+mod prefix;
 mod streaming;
 
 use std::sync::{Arc, Mutex};
