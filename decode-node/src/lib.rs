@@ -7,8 +7,7 @@
 
 mod app;
 mod cancelled;
-mod metrics;
-mod push;
+mod placer;
 mod service;
 mod sessions;
 

@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_engine::core::Delivered;
-use baton_engine_host::{Events, NodeConfig, NodeService, events};
+use baton_engine_host::{Events, Grants, NodeConfig, NodeService, Taken, events};
 use baton_kv_transfer::TransferError;
 use baton_kv_transfer::clock::Clock;
 use baton_kv_transfer::frame::WireLayout;
 use baton_kv_transfer::grant::{Grant, GrantMinter};
+use baton_kv_transfer::receive::ReceiverOutcome;
 use baton_kv_transfer::receiver::{Receiver, ReceiverConfig};
 use baton_kv_transfer::timing::Timing;
 use baton_runtime::random;
@@ -22,6 +23,7 @@ use baton_types::{Epoch, Error, ErrorCode, GenerateRequest, Incarnation, Request
 use tokio::sync::oneshot;
 
 use crate::cancelled::Cancelled;
+use crate::placer::EnginePlacer;
 
 /// How long a new grant waits for the older transfer to let go of the blocks.
 const FENCE_WAIT: Duration = Duration::from_secs(3);
@@ -90,11 +92,9 @@ pub(crate) struct Reserved {
     pub cached_tokens: usize,
 }
 
-/// A machine that a stream drives; giving it back is the stream's last duty.
-pub(crate) struct Driven {
-    pub request_id: RequestId,
-    pub receiver: Box<Receiver>,
-    pub fence: oneshot::Receiver<TransferError>,
+/// What a stream needs to give its machine back.
+pub(crate) struct Ticket {
+    request_id: RequestId,
     rested: oneshot::Sender<()>,
 }
 
@@ -348,42 +348,6 @@ impl Sessions {
         })
     }
 
-    /// Gives a stream the machine that its first message names.
-    ///
-    /// # Errors
-    /// `Superseded` where there is none that waits.
-    pub fn take_receiver(&self, transfer: TransferId) -> Result<Driven, TransferError> {
-        let mut table = self.table();
-        let request_id = *table.transfers.get(&transfer).ok_or(TransferError::Superseded)?;
-        let session = table.sessions.get_mut(&request_id).ok_or(TransferError::Superseded)?;
-        match std::mem::replace(&mut session.transfer, Transfer::None) {
-            Transfer::Resting(receiver) if receiver.is_granted() => {
-                let (fence, fenced) = oneshot::channel();
-                let (resting, rested) = oneshot::channel();
-                session.transfer = Transfer::Driven { fence: Some(fence), rested: Some(rested) };
-                Ok(Driven { request_id, receiver, fence: fenced, rested: resting })
-            }
-            other => {
-                session.transfer = other;
-                Err(TransferError::Superseded)
-            }
-        }
-    }
-
-    /// Takes a machine back that no stream drives any more.
-    pub fn give_back(&self, driven: Driven, committed: bool) {
-        let mut table = self.table();
-        if let Some(session) = table.sessions.get_mut(&driven.request_id) {
-            session.transfer = match committed {
-                true => Transfer::None,
-                false => Transfer::Resting(driven.receiver),
-            };
-        }
-        drop(table);
-        // Nobody waits where no later attempt came.
-        let _unheard = driven.rested.send(());
-    }
-
     /// Ends a session at its router's wish, or keeps it from beginning. Whether it was here.
     pub fn cancel(&self, id: RequestId) -> bool {
         let known = {
@@ -433,6 +397,46 @@ impl Sessions {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Grants for Sessions {
+    type Placer = EnginePlacer;
+    type Ticket = Ticket;
+
+    fn take(&self, transfer: TransferId) -> Result<Taken<EnginePlacer, Ticket>, TransferError> {
+        let mut table = self.table();
+        let request_id = *table.transfers.get(&transfer).ok_or(TransferError::Superseded)?;
+        let session = table.sessions.get_mut(&request_id).ok_or(TransferError::Superseded)?;
+        match std::mem::replace(&mut session.transfer, Transfer::None) {
+            Transfer::Resting(receiver) if receiver.is_granted() => {
+                let (fencing, fence) = oneshot::channel();
+                let (resting, rested) = oneshot::channel();
+                session.transfer = Transfer::Driven { fence: Some(fencing), rested: Some(rested) };
+                let placer = EnginePlacer { host: self.node.host.clone(), request_id };
+                let ticket = Ticket { request_id, rested: resting };
+                Ok(Taken { receiver, placer, fence, ticket })
+            }
+            other => {
+                session.transfer = other;
+                Err(TransferError::Superseded)
+            }
+        }
+    }
+
+    fn give_back(&self, receiver: Box<Receiver>, ticket: Ticket, outcome: ReceiverOutcome) {
+        let mut table = self.table();
+        if let Some(session) = table.sessions.get_mut(&ticket.request_id) {
+            session.transfer = match outcome {
+                ReceiverOutcome::Committed => Transfer::None,
+                ReceiverOutcome::Failed(_) | ReceiverOutcome::Refused(_) => {
+                    Transfer::Resting(receiver)
+                }
+            };
+        }
+        drop(table);
+        // Nobody waits where no later attempt came.
+        let _unheard = ticket.rested.send(());
     }
 }
 

@@ -11,7 +11,9 @@ use baton_engine::cpu::{CpuBackend, CpuConfig, CpuError};
 use baton_engine::load::LoadObserver;
 use baton_engine::thread::{CommandError, EngineHandle, EngineThread};
 use baton_model_files::{ModelFile, ModelFileError};
-use baton_types::{Error, KvLayout, ModelFingerprint, ModelSpec, NumericsVersion, RequestId};
+use baton_types::{
+    Error, KvLayout, ModelFingerprint, ModelSpec, NumericsVersion, RequestId, TransferId,
+};
 use tokio::sync::oneshot;
 
 use crate::{IsaChoice, NodeConfig};
@@ -171,17 +173,28 @@ impl EngineHost {
     /// Cancels a request, whether or not the engine has it (still). Where too many commands wait
     /// for the engine, it is told as soon as there is room: what nobody reads must not run on.
     pub fn cancel(&self, id: RequestId) {
-        let cancel = move |thread: &mut EngineThread| {
-            thread.engine.cancel(id);
-        };
-        if self.handle.command(cancel) != Err(CommandError::Full) {
+        self.tell_for_sure(move |engine| {
+            engine.cancel(id);
+        });
+    }
+
+    /// Lets go of a prefix that travels, as [`cancel`](Self::cancel) does of a request.
+    pub fn drop_prefix(&self, id: TransferId) {
+        self.tell_for_sure(move |engine| {
+            engine.drop_prefix(id);
+        });
+    }
+
+    fn tell_for_sure(&self, what: impl Fn(&mut Engine) + Send + Copy + 'static) {
+        let command = move |thread: &mut EngineThread| what(&mut thread.engine);
+        if self.handle.command(command) != Err(CommandError::Full) {
             return;
         }
         // Without a runtime the process is ending, and the engine with it.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let handle = self.handle.clone();
         runtime.spawn(async move {
-            while handle.command(cancel) == Err(CommandError::Full) {
+            while handle.command(command) == Err(CommandError::Full) {
                 tokio::time::sleep(CANCEL_AGAIN).await;
             }
         });

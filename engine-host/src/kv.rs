@@ -19,6 +19,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{NodeConfig, ServerError};
 
+mod inbound;
+mod metrics;
+mod outbound;
+mod prefix;
+
+pub use inbound::{Grants, KvServer, Taken};
+pub use outbound::{Outbound, Sent};
+pub use prefix::{PrefixHolder, to_kv_span};
+
 /// Frames that lie ready to be sent at once, in memory that UCX knows; more come from the heap.
 const FRAMES: usize = 64;
 const FRAME_BYTES: usize = (1 << 20) + 4096;

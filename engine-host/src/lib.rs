@@ -22,7 +22,9 @@ pub use config::{IsaChoice, NodeConfig};
 pub use events::{Events, events};
 pub use flags::NodeFlags;
 pub use host::{EngineHost, HostError, ModelInfo};
-pub use kv::{KvLane, KvTransport};
+pub use kv::{
+    Grants, KvLane, KvServer, KvTransport, Outbound, PrefixHolder, Sent, Taken, to_kv_span,
+};
 pub use load_log::LoadLog;
 pub use membership::{Membership, join};
 pub use metrics::EngineMetrics;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engine::load::LoadObserver;
+use baton_kv_transfer::transport::Transport;
 use baton_registry::{Registry, RegistryError, Role};
 use baton_runtime::health::{self, Health};
 use baton_runtime::serve::{Offer, Ports, ServeError};
@@ -114,6 +115,15 @@ impl NodeServer {
         let advertised = &self.config.advertise;
         let host = advertised.rsplit_once(':').map_or(advertised.as_str(), |(host, _)| host);
         format!("{host}:{}", bound.port())
+    }
+
+    /// What carries this node's KV to others. Once for each node.
+    ///
+    /// # Errors
+    /// Where a metric has been registered before.
+    pub fn transport(&self) -> Result<Arc<dyn Transport>, ServerError> {
+        let (id, incarnation) = (self.service.id.clone(), self.service.incarnation.get());
+        Ok(self.lane.transport(id, incarnation, &self.metrics)?)
     }
 
     pub fn config(&self) -> &NodeConfig {

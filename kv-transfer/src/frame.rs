@@ -91,6 +91,11 @@ pub struct FrameKey {
 }
 
 impl FrameKey {
+    pub fn tokens(&self) -> std::ops::Range<usize> {
+        let first = self.token_first as usize;
+        first..first + self.token_count as usize
+    }
+
     /// Whether both hold KV of one (layer, head, token).
     pub fn intersects(&self, other: &FrameKey) -> bool {
         fn overlap(a: u32, a_count: u32, b: u32, b_count: u32) -> bool {

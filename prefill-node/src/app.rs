@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use baton_engine::load::LoadObserver;
-use baton_engine_host::{LoadLog, NodeConfig, NodeServer, ServerError};
+use baton_engine_host::{
+    KvServer, LoadLog, NodeConfig, NodeServer, Outbound, PrefixHolder, ServerError,
+};
 use baton_kv_transfer::clock::Clock;
-use baton_kv_transfer::sender::SenderConfig;
-use baton_kv_transfer::timing::Timing;
 use baton_kv_transfer::transport::Transport;
 use baton_proto::internal::prefill_server::PrefillServer;
 use baton_registry::{Registry, Role};
@@ -15,11 +15,13 @@ use baton_runtime::shutdown::Shutdown;
 use tonic::service::Routes;
 
 use crate::job::Jobs;
+use crate::pull::Pulls;
 use crate::service::PrefillService;
 
 /// A prefill node that is about to serve.
 pub struct PrefillNode {
     server: NodeServer,
+    kv: KvServer,
     wrap: Option<WrapTransport>,
 }
 
@@ -52,8 +54,9 @@ impl PrefillNode {
         registry: Option<Arc<dyn Registry>>,
         observer: Arc<dyn LoadObserver + Send>,
     ) -> Result<Self, ServerError> {
+        let kv = KvServer::bind(&config).await?;
         let server = NodeServer::build(config, Role::Prefill, registry, observer).await?;
-        Ok(Self { server, wrap: None })
+        Ok(Self { server, kv, wrap: None })
     }
 
     /// Sends KV over a transport that is made of the configured one.
@@ -78,27 +81,30 @@ impl PrefillNode {
     /// # Errors
     /// Where a server fails.
     pub async fn serve(self, shutdown: Shutdown) -> Result<(), ServerError> {
-        let peer_silent_ms = self.server.config().peer_silent_ms;
-        let (service, lane) = (&self.server.service, &self.server.lane);
-        let (id, incarnation) = (service.id.clone(), service.incarnation.get());
-        let configured = lane.transport(id, incarnation, &self.server.metrics)?;
+        let server = &self.server;
+        let configured = server.transport()?;
         let transport = match self.wrap {
             Some(wrap) => wrap(configured),
             None => configured,
         };
-        let jobs = Arc::new(Jobs {
-            node: self.server.service.clone(),
-            clock: Clock::start(),
-            transport,
-            runtime: lane.runtime.handle().clone(),
-            sender_config: SenderConfig {
-                timing: Timing { peer_silent_ms, ..Timing::default() },
-                memory: lane.memory.clone(),
-                ..SenderConfig::default()
-            },
-        });
+        let outbound =
+            Outbound::new(server.service.clone(), &server.lane, transport, server.config());
+        let clock = Clock::start();
+        let pulls = Arc::new(Pulls::new(
+            server.service.clone(),
+            server.config(),
+            clock,
+            server.reachable(self.kv.address()),
+            &server.metrics,
+        )?);
+        let (lane, metrics, stop) = (&server.lane, &server.metrics, shutdown.stop.clone());
+        // It stops with the rest; what it still has would only keep the process.
+        let _serving = self.kv.serve(lane, pulls.clone(), clock, metrics, stop)?;
+        let holder = PrefixHolder::new(server.service.clone(), outbound.clone());
+        let jobs = Arc::new(Jobs { node: server.service.clone(), outbound, pulls });
         let mut routes = Routes::builder();
         routes.add_service(PrefillServer::new(PrefillService::new(jobs)));
+        routes.add_service(holder.into_server());
         let server = baton_runtime::grpc::server();
         self.server.serve(server, routes.routes(), shutdown).await
     }

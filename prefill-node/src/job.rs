@@ -5,33 +5,29 @@ use std::time::Instant;
 
 use baton_engine::core::{EngineEvent, ExportedSpan, Prefilled, RunStats, SpanExport, Work};
 use baton_engine::thread::EngineThread;
-use baton_engine_host::{Events, NodeService, events};
-use baton_kv_transfer::clock::Clock;
+use baton_engine_host::{Events, NodeService, Outbound, events, to_kv_span};
 use baton_kv_transfer::grant::Grant;
 use baton_kv_transfer::message::CommitInfo;
-use baton_kv_transfer::send::{self, Outgoing};
-use baton_kv_transfer::sender::{Sender, SenderConfig, SenderIdentity, SenderReport};
-use baton_kv_transfer::transport::{Carried, Transport};
-use baton_kv_transfer::{KvSpan, TransferError};
+use baton_kv_transfer::send::Outgoing;
+use baton_kv_transfer::sender::Sender;
 use baton_proto::error::to_status;
 use baton_proto::internal::prefill_event::Event;
-use baton_proto::internal::{HandedOff, PrefillEvent, PrefillRunRequest, PromptLogprobs};
+use baton_proto::internal::{
+    HandedOff, PrefillEvent, PrefillRunRequest, PrefixSource, PromptLogprobs,
+};
 use baton_types::{Error, ErrorCode, GenerateRequest, RequestId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
-use tracing::Instrument;
+
+use crate::pull::{Pulled, Pulls};
 
 /// What all jobs of one node share.
 #[derive(Debug)]
 pub(crate) struct Jobs {
     pub node: NodeService,
-    pub clock: Clock,
-    pub transport: Arc<dyn Transport>,
-    /// Transfers run there.
-    pub runtime: tokio::runtime::Handle,
-    pub sender_config: SenderConfig,
+    pub outbound: Outbound,
+    pub pulls: Arc<Pulls>,
 }
 
 type RouterStream = mpsc::Sender<Result<PrefillEvent, Status>>;
@@ -43,6 +39,7 @@ pub(crate) struct Job {
     grant: Grant,
     sender: Sender,
     decode_address: String,
+    prefix: Option<PrefixSource>,
     arrived: Instant,
     cancel: CancellationToken,
     router: RouterStream,
@@ -68,24 +65,14 @@ impl Jobs {
         let grant =
             Grant::read(&wire.grant).map_err(|error| Error::invalid("grant", error.to_string()))?;
         check_grant(&grant, &request)?;
-        let model = self.node.host.model();
-        let identity = SenderIdentity {
-            node: self.node.id.clone(),
-            incarnation: self.node.incarnation.get(),
-            fingerprint: model.fingerprint,
-            numerics: model.numerics.clone(),
-        };
-        let now_ms = self.clock.now_ms();
-        let deadline_ms = now_ms.saturating_add(request.deadline_ms);
-        let sender =
-            Sender::open(self.sender_config.clone(), identity, wire.grant, now_ms, deadline_ms)
-                .map_err(|error| to_error(&error))?;
+        let sender = self.outbound.open(wire.grant, request.deadline_ms)?;
         Ok(Job {
             jobs: self.clone(),
             request,
             grant,
             sender,
             decode_address: wire.decode_address,
+            prefix: wire.prefix,
             arrived,
             cancel,
             router,
@@ -118,20 +105,11 @@ fn check_grant(grant: &Grant, request: &GenerateRequest) -> Result<(), Error> {
     Ok(())
 }
 
-fn to_error(error: &TransferError) -> Error {
-    Error::new(error.code(), format!("the handoff failed: {error}"))
-}
-
 struct SpanSender(mpsc::Sender<Outgoing>);
 
 impl SpanExport for SpanSender {
     fn export(&mut self, span: ExportedSpan) {
-        let span = KvSpan {
-            layer: span.layer,
-            token_first: span.token_first,
-            token_count: span.token_count,
-            payload: span.payload.into(),
-        };
+        let span = to_kv_span(span);
         // The channel has room for every span that the prompt can have, so this fails only where
         // the transfer has ended; the job then cancels the request.
         let _ended = self.0.try_send(Outgoing::Span(span));
@@ -141,6 +119,8 @@ impl SpanExport for SpanSender {
 /// How the engine's part of a job ended.
 struct Computed {
     stats: RunStats,
+    pulled: Pulled,
+    computed_us: u64,
 }
 
 impl Job {
@@ -166,71 +146,45 @@ impl Job {
     }
 
     async fn hand_over(self) -> Result<(), Error> {
-        let (outbox, mut events) = events();
-        let spans_max = self.jobs.node.host.model().spec.layers * (self.request.prompt.len() + 1);
+        let (jobs, arrived, router) = (self.jobs.clone(), self.arrived, self.router.clone());
+        let spans_max = jobs.node.host.model().spec.layers * (self.request.prompt.len() + 1);
         let (spans_in, spans) = mpsc::channel(spans_max + 1);
-        let work = Work::Prefill {
-            skip_tokens: self.grant.cached_tokens as usize,
-            export: Box::new(SpanSender(spans_in.clone())),
+        let (sender, address) = (self.sender, self.decode_address);
+        let transfer = jobs.outbound.send(sender, &address, spans, self.cancel);
+        let (request, skip_tokens) = (self.request, self.grant.cached_tokens as usize);
+        let compute = async {
+            let pulled = match self.prefix {
+                Some(source) => jobs.pulls.pull(&request, source).await,
+                None => Pulled::default(),
+            };
+            let (outbox, mut events) = events();
+            let export = Box::new(SpanSender(spans_in.clone()));
+            let work = Work::Prefill { skip_tokens, export };
+            let submit = move |thread: &mut EngineThread| {
+                thread.engine.submit(request, &[], work, outbox, Instant::now())
+            };
+            jobs.node.host.ask(submit).await??;
+            let (stats, computed_us) =
+                follow_engine(&mut events, &router, spans_in, arrived).await?;
+            Ok(Computed { stats, pulled, computed_us })
         };
-        let request = self.request.clone();
-        let host = &self.jobs.node.host;
-        let submit = move |thread: &mut EngineThread| {
-            thread.engine.submit(request, &[], work, outbox, Instant::now())
-        };
-        host.ask(submit).await??;
-        let transfer = self.jobs.transfer(self.sender, &self.decode_address, spans, &self.cancel);
-        let compute = follow_engine(&mut events, &self.router, spans_in, self.arrived);
         // One side's failure ends the other at once.
-        let (computed, (report, carried)) = tokio::try_join!(compute, transfer)?;
-        let (computed, computed_us) = computed;
+        let (computed, sent) = tokio::try_join!(compute, transfer)?;
+        let pulled_us = computed.pulled.took.as_micros() as u64;
         let handed_off = HandedOff {
             cached_tokens: computed.stats.cached_tokens,
-            bytes_sent: report.bytes,
+            bytes_sent: sent.report.bytes,
             queued_us: computed.stats.queued_us,
-            computed_us,
-            committed_us: self.arrived.elapsed().as_micros() as u64,
-            transport: way(&carried).to_owned(),
-            fallback: carried.fallback().unwrap_or_default().to_owned(),
+            computed_us: computed.computed_us,
+            committed_us: arrived.elapsed().as_micros() as u64,
+            transport: sent.way().to_owned(),
+            fallback: sent.fallback().to_owned(),
+            pulled_tokens: computed.pulled.tokens,
+            pulled_us,
+            pull_error: computed.pulled.error.map(|error| error.to_string()).unwrap_or_default(),
         };
-        emit(&self.router, Event::HandedOff(handed_off)).await;
+        emit(&router, Event::HandedOff(handed_off)).await;
         Ok(())
-    }
-}
-
-impl Jobs {
-    async fn transfer(
-        &self,
-        sender: Sender,
-        address: &str,
-        spans: mpsc::Receiver<Outgoing>,
-        cancel: &CancellationToken,
-    ) -> Result<(SenderReport, Arc<Carried>), Error> {
-        let peer = format!("http://{address}");
-        let span = tracing::info_span!("transfer", peer);
-        let (transport, clock, cancel) = (self.transport.clone(), self.clock, cancel.clone());
-        let transfer = async move {
-            let stream = transport.connect(&peer).await?;
-            let carried = stream.carried.clone();
-            let report = send::drive(sender, stream, spans, clock, cancel).await?;
-            Ok((report, carried))
-        };
-        // Dropped with this future, as everything of the job is.
-        let task = AbortOnDropHandle::new(self.runtime.spawn(transfer.instrument(span)));
-        match task.await {
-            Ok(result) => result.map_err(|error: TransferError| to_error(&error)),
-            Err(error) => Err(Error::internal(format!("the transfer ended by itself: {error}"))),
-        }
-    }
-}
-
-/// Which way the frames went.
-fn way(carried: &Carried) -> &'static str {
-    match (carried.ucx_bytes(), carried.grpc_bytes()) {
-        (0, 0) => "",
-        (0, _) => "grpc",
-        (_, 0) => "ucx",
-        (_, _) => "ucx, then grpc",
     }
 }
 
@@ -240,7 +194,7 @@ async fn follow_engine(
     router: &RouterStream,
     spans: mpsc::Sender<Outgoing>,
     arrived: Instant,
-) -> Result<(Computed, u64), Error> {
+) -> Result<(RunStats, u64), Error> {
     let mut prefilled: Option<Prefilled> = None;
     let mut computed_us = 0;
     while let Some(event) = events.recv().await {
@@ -265,7 +219,7 @@ async fn follow_engine(
                 };
                 // Where the transfer has ended, its error is the one that counts.
                 let _ended = spans.send(Outgoing::Finish(Box::new(commit))).await;
-                return Ok((Computed { stats }, computed_us));
+                return Ok((stats, computed_us));
             }
             EngineEvent::Failed(error) => return Err(error),
             EngineEvent::ChoiceFinished { .. } => {}

@@ -6,6 +6,7 @@
 
 mod app;
 mod job;
+mod pull;
 mod service;
 
 pub use app::PrefillNode;

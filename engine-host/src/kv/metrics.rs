@@ -6,7 +6,7 @@ use baton_kv_transfer::transport::Carried;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
 #[derive(Clone, Debug)]
-pub(crate) struct TransferMetrics {
+pub(super) struct TransferMetrics {
     bytes: IntCounterVec,
     frames: IntCounterVec,
     corrupt: IntCounterVec,

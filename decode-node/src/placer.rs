@@ -1,0 +1,38 @@
+//! Puts what comes for a request into the blocks that its reservation holds.
+
+use std::time::Instant;
+
+use baton_engine::backend::Heads;
+use baton_engine_host::EngineHost;
+use baton_kv_transfer::frame::Frame;
+use baton_kv_transfer::message::Commit;
+use baton_kv_transfer::receive::Placer;
+use baton_types::{Error, RequestId};
+
+pub(crate) struct EnginePlacer {
+    pub host: EngineHost,
+    pub request_id: RequestId,
+}
+
+impl Placer for EnginePlacer {
+    async fn place(&self, frame: &Frame) -> Result<(), Error> {
+        let (id, key) = (self.request_id, frame.key());
+        let frame = frame.clone();
+        let place = self.host.ask(move |thread| {
+            let heads = Heads::Some { first: key.head_first.into(), count: key.head_count.into() };
+            let layer = key.layer.into();
+            thread.engine.place(id, layer, key.tokens(), heads, frame.payload())
+        });
+        place.await?
+    }
+
+    async fn activate(&self, commit: Commit) -> Result<(), Error> {
+        let id = self.request_id;
+        let activate = self.host.ask(move |thread| {
+            let info = &commit.info;
+            let now = Instant::now();
+            thread.engine.activate(id, &info.first_tokens, info.sampler_digest, now)
+        });
+        activate.await?
+    }
+}
