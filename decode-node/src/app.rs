@@ -77,12 +77,8 @@ impl DecodeNode {
         let (lane, metrics, stop) = (&server.lane, &server.metrics, shutdown.stop.clone());
         // It stops with the rest; what it still has would only keep the process.
         let _serving = self.kv.serve(lane, sessions.clone(), clock, metrics, stop)?;
-        let outbound = Outbound::new(
-            server.service.clone(),
-            lane,
-            server.transport()?,
-            server.config(),
-        );
+        let outbound =
+            Outbound::new(server.service.clone(), lane, server.transport()?, server.config());
         let mut routes = Routes::builder();
         routes.add_service(DecodeServer::new(DecodeService::new(sessions)));
         routes.add_service(PrefixHolder::new(server.service.clone(), outbound).into_server());

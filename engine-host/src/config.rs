@@ -22,7 +22,7 @@ pub struct NodeConfig {
     pub grpc: SocketAddr,
     /// Health and metrics listen here.
     pub http: SocketAddr,
-    /// A decode node takes KV on this port of the address of `grpc`; 0: any that is free.
+    /// KV is taken on this port of the address of `grpc`; 0: any that is free.
     pub kv_port: u16,
     /// `host:port` under which others reach the gRPC server; empty: as it listens.
     pub advertise: String,

@@ -25,7 +25,7 @@ pub struct NodeFlags {
     /// Health and metrics listen here.
     #[arg(long, value_name = "ADDR")]
     pub http: Option<SocketAddr>,
-    /// A decode node takes KV on this port of the address of --grpc; 0: any that is free.
+    /// KV is taken on this port of the address of --grpc; 0: any that is free.
     #[arg(long, value_name = "PORT")]
     pub kv_port: Option<u16>,
     /// How KV travels: auto (UCX where both nodes have it, else gRPC), grpc, or ucx alone.

@@ -119,6 +119,7 @@ impl NodeService {
             removed: bytes(&tick.removed),
             grants: status.reserved as u32,
             kv_ways: crate::kv::ways(self.ucx.as_ref()),
+            kv_bytes_per_s: 0.0,
         }
     }
 }

@@ -21,6 +21,14 @@ pub struct Model {
     pub created: u64,
 }
 
+impl Model {
+    /// Bytes of K and V of one token over all layers, as its nodes hold them.
+    pub fn kv_token_bytes(&self) -> usize {
+        let dtype = self.numerics.kv_dtype().unwrap_or_default();
+        2 * self.spec.layers * self.spec.kv_heads * dtype.vector_bytes(self.spec.head_dim)
+    }
+}
+
 /// All models. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Catalog(Arc<Mutex<BTreeMap<ModelFingerprint, Arc<Model>>>>);

@@ -151,9 +151,8 @@ async fn serve_stream<G: Grants>(
         }
     };
     let span = tracing::info_span!("transfer", %request_id, %transfer_id);
-    let outcome = receive::drive(&mut receiver, first, stream, &placer, clock, fence)
-        .instrument(span)
-        .await;
+    let outcome =
+        receive::drive(&mut receiver, first, stream, &placer, clock, fence).instrument(span).await;
     metrics.observe(&before, &receiver, &carried, &outcome);
     match &outcome {
         ReceiverOutcome::Committed => {

@@ -81,7 +81,8 @@ impl Engine {
         if !has_room || table.reserve(&mut self.pool, tokens).is_err() {
             table.release(&mut self.pool);
             let free = self.pool.available();
-            let what = format!("the prefix needs {wanted} blocks beside what runs, {free} are free");
+            let what =
+                format!("the prefix needs {wanted} blocks beside what runs, {free} are free");
             return Err(Error::exhausted(what, 250));
         }
         self.travelling.insert(id, Travelling { table, prefix, hashes });

@@ -92,6 +92,8 @@ pub struct NodeView {
     /// 0 where nothing has run there yet.
     pub prefill_tokens_per_s: f64,
     pub decode_step_ms: f64,
+    /// Of its transfers to others; 0 where it has measured none.
+    pub kv_bytes_per_s: f64,
 }
 
 /// Keeps what a node frees for one request while it lives.
@@ -290,6 +292,7 @@ impl Node {
             total_tokens: status.kv_blocks_total as usize * block_tokens,
             prefill_tokens_per_s: f64::from(status.prefill_tokens_per_s),
             decode_step_ms: f64::from(status.decode_step_ms),
+            kv_bytes_per_s: f64::from(status.kv_bytes_per_s),
         }
     }
 

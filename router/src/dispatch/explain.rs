@@ -26,6 +26,9 @@ pub struct Explain {
     pub cached_tokens: u32,
     /// Prompt tokens that needed no transfer, since the decode node held them.
     pub cached_at_decode_tokens: u32,
+    /// Prompt tokens that the prefill node pulled from another node's cache, and from which.
+    pub pulled_tokens: u32,
+    pub pulled_from: Option<String>,
     pub transferred_bytes: u64,
     /// How it travelled; empty where nothing did.
     pub transport: String,
@@ -43,6 +46,8 @@ pub struct Phases {
     pub router_queue: u64,
     /// Until a decode node had reserved.
     pub reserve: u64,
+    /// At the prefill node, to pull what another node held of the prompt.
+    pub prefix_pull: u64,
     /// At the node that prefills, before its first step.
     pub prefill_queue: u64,
     pub prefill: u64,
@@ -77,6 +82,8 @@ pub(super) struct Trail {
     arrived: Instant,
     placing_since: Instant,
     first_token: Option<Instant>,
+    /// Whom the prefill node was told to pull from.
+    pulls_from: Option<String>,
     explain: Explain,
 }
 
@@ -88,6 +95,7 @@ impl Trail {
             arrived,
             placing_since: now,
             first_token: None,
+            pulls_from: None,
             explain: Explain {
                 request_id: request.id.to_string(),
                 model: model.to_string(),
@@ -113,6 +121,11 @@ impl Trail {
         explain.phases_us.reserve += micros(self.placing_since, Instant::now());
     }
 
+    /// The prefill node is told to pull from that node, or from none.
+    pub fn pulls(&mut self, from: Option<&str>) {
+        self.pulls_from = from.map(str::to_owned);
+    }
+
     pub fn token(&mut self) {
         self.first_token.get_or_insert_with(Instant::now);
     }
@@ -120,11 +133,22 @@ impl Trail {
     pub fn handed_off(&mut self, handed_off: &HandedOff) {
         let phases = &mut self.explain.phases_us;
         phases.prefill_queue = handed_off.queued_us;
-        phases.prefill = handed_off.computed_us.saturating_sub(handed_off.queued_us);
+        phases.prefix_pull = handed_off.pulled_us;
+        let before = handed_off.queued_us + handed_off.pulled_us;
+        phases.prefill = handed_off.computed_us.saturating_sub(before);
         phases.transfer_unhidden = handed_off.committed_us.saturating_sub(handed_off.computed_us);
         self.explain.cached_tokens = handed_off.cached_tokens;
         self.explain.transferred_bytes += handed_off.bytes_sent;
         self.explain.transport = handed_off.transport.clone();
+        let from = self.pulls_from.take();
+        if !handed_off.pull_error.is_empty() {
+            let from = from.unwrap_or_default();
+            let why = &handed_off.pull_error;
+            self.note(format!("the prefix of {from} was computed instead of pulled: {why}"));
+        } else if handed_off.pulled_tokens > 0 {
+            self.explain.pulled_tokens = handed_off.pulled_tokens;
+            self.explain.pulled_from = from;
+        }
         if !handed_off.fallback.is_empty() {
             self.note(format!("KV took gRPC: {}", handed_off.fallback));
         }

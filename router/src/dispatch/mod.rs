@@ -220,6 +220,8 @@ impl Dispatch {
             prompt_tokens,
             reserve_tokens: held + 16 * usize::from(self.request.choices),
             local_prefill_max_tokens: self.router.config.local_prefill_max_tokens,
+            pull_min_tokens: self.router.config.prefix_pull_min_tokens,
+            kv_token_bytes: self.model.kv_token_bytes(),
             excluded: self.excluded.clone(),
             kept: self.kept.as_ref().map(|kept| kept.node().clone()),
             ignores_cache: self.request.prompt_logprobs.is_some() && !self.has_prompt_logprobs,

@@ -8,7 +8,7 @@ use baton_proto::internal::decode_client::DecodeClient;
 use baton_proto::internal::prefill_client::PrefillClient;
 use baton_proto::internal::{
     CancelRequest, DecodeEvent, DecodeRunRequest, Delivered, PrefillEvent, PrefillRunRequest,
-    Request, ReserveRequest, ReserveResponse,
+    PrefixSource, Request, ReserveRequest, ReserveResponse,
 };
 use baton_runtime::random::jittered_ms;
 use baton_types::{Error, ErrorCode, GenerateRequest, RequestId};
@@ -18,7 +18,7 @@ use tonic::transport::Channel;
 
 use super::Dispatch;
 use crate::cluster::{InFlight, Node, NodeView};
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, plan, prefix_pull};
 
 /// One control call at most. A node answers between two steps of its engine; one that is gone is
 /// found sooner, by its silence.
@@ -234,7 +234,7 @@ impl Dispatch {
     }
 
     pub(super) async fn start_prefill(
-        &self,
+        &mut self,
         placement: &Placement,
         view: NodeView,
         reserved: &ReserveResponse,
@@ -245,11 +245,29 @@ impl Dispatch {
             decode_address: reserved.kv_address.clone(),
             fingerprint: self.model.fingerprint.0.to_vec().into(),
             numerics: self.model.numerics.0.clone(),
+            prefix: self.prefix_source(&view),
         };
         let mut client = PrefillClient::new(view.node.channel());
         let events = within(client.run(run)).await?;
         let prefilling = view.node.begin(self.request.prompt.len());
         Ok(PrefillStream { view, events, _prefilling: prefilling })
+    }
+
+    /// Where that prefill node should have the prompt's first tokens, if anywhere.
+    fn prefix_source(&mut self, prefill: &NodeView) -> Option<PrefixSource> {
+        let nodes = self.router.cluster.nodes();
+        let nodes: Vec<_> = nodes.iter().map(|node| node.view(&self.hashes)).collect();
+        let pull = prefix_pull(&self.plan_request(), prefill, &nodes);
+        self.trail.pulls(pull.as_ref().map(|pull| pull.from.node.member().id.as_str()));
+        let pull = pull?;
+        let member = pull.from.node.member();
+        Some(PrefixSource {
+            node_id: member.id.to_string(),
+            address: member.address.clone(),
+            incarnation: pull.from.incarnation.0,
+            tokens: pull.tokens as u32,
+            within_ms: pull.within_ms,
+        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Chooses nodes for a request: filter, score, pick. Pure: it sees views, never connections.
 
+mod pull;
 mod scorer;
 #[cfg(test)]
 mod tests;
@@ -9,6 +10,7 @@ use baton_types::{Error, ModelFingerprint, NodeId, NumericsVersion};
 
 use crate::cluster::{NodeState, NodeView};
 
+pub use pull::prefix_pull;
 pub use scorer::{DecodeLoad, PrefillTime, PrefixMiss, Scorer};
 
 /// What a plan is for.
@@ -21,6 +23,10 @@ pub struct PlanRequest {
     pub reserve_tokens: usize,
     /// What is left to prefill up to so many tokens is done at the decode node.
     pub local_prefill_max_tokens: usize,
+    /// A prefill node that lacks so many tokens which another holds may pull them; 0: never.
+    pub pull_min_tokens: usize,
+    /// Bytes of K and V of one token over all layers.
+    pub kv_token_bytes: usize,
     /// Nodes that have failed for this request.
     pub excluded: Vec<NodeId>,
     /// The node that is kept for this request, if one is.

@@ -35,8 +35,7 @@ pub struct PrefixMiss;
 impl Scorer for PrefixMiss {
     fn cost_ms(&self, request: &PlanRequest, view: &NodeView) -> f64 {
         let cached = if request.ignores_cache { 0 } else { view.cached_tokens };
-        let missing = request.prompt_tokens.saturating_sub(cached);
-        missing as f64 / speed(view) * 1e3
+        prefill_ms(request.prompt_tokens.saturating_sub(cached), view)
     }
 }
 
@@ -46,11 +45,16 @@ pub struct PrefillTime;
 
 impl Scorer for PrefillTime {
     fn cost_ms(&self, request: &PlanRequest, view: &NodeView) -> f64 {
-        let queue = view.waiting_tokens as f64 / speed(view) * 1e3;
-        queue + PrefixMiss.cost_ms(request, view)
+        prefill_ms(view.waiting_tokens, view) + PrefixMiss.cost_ms(request, view)
     }
 }
 
-fn speed(view: &NodeView) -> f64 {
-    if view.prefill_tokens_per_s > 0.0 { view.prefill_tokens_per_s } else { PREFILL_TOKENS_PER_S }
+/// To compute so many tokens there.
+pub(super) fn prefill_ms(tokens: usize, view: &NodeView) -> f64 {
+    let speed = if view.prefill_tokens_per_s > 0.0 {
+        view.prefill_tokens_per_s
+    } else {
+        PREFILL_TOKENS_PER_S
+    };
+    tokens as f64 / speed * 1e3
 }

@@ -6,7 +6,7 @@ use baton_types::{ErrorCode, Incarnation};
 use super::*;
 use crate::cluster::Node;
 
-fn view(id: &str, role: Role) -> NodeView {
+pub(super) fn view(id: &str, role: Role) -> NodeView {
     let member = Member {
         id: NodeId::new(id),
         role,
@@ -31,16 +31,19 @@ fn view(id: &str, role: Role) -> NodeView {
         total_tokens: 10_000,
         prefill_tokens_per_s: 1_000.0,
         decode_step_ms: 10.0,
+        kv_bytes_per_s: 0.0,
     }
 }
 
-fn request(prompt_tokens: usize) -> PlanRequest {
+pub(super) fn request(prompt_tokens: usize) -> PlanRequest {
     PlanRequest {
         fingerprint: ModelFingerprint([1; 32]),
         numerics: NumericsVersion("n".into()),
         prompt_tokens,
         reserve_tokens: prompt_tokens + 16,
         local_prefill_max_tokens: 64,
+        pull_min_tokens: 0,
+        kv_token_bytes: 0,
         excluded: vec![],
         kept: None,
         ignores_cache: false,

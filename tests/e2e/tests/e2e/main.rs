@@ -9,6 +9,7 @@ mod identity;
 mod malformed_grpc;
 mod malformed_http;
 mod overload;
+mod prefix_pull;
 mod refuses_to_start;
 mod start;
 mod streaming;

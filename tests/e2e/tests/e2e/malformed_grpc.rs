@@ -231,6 +231,7 @@ async fn prefills(
         decode_address: "127.0.0.1:1".into(),
         fingerprint: model.fingerprint.clone(),
         numerics: model.numerics.clone(),
+        prefix: None,
     };
     let other = |change: &dyn Fn(&mut Request)| {
         let mut other = run.clone();
