@@ -23,10 +23,12 @@ mod inbound;
 mod metrics;
 mod outbound;
 mod prefix;
+mod speed;
 
 pub use inbound::{Grants, KvServer, Taken};
 pub use outbound::{Outbound, Sent};
 pub use prefix::{PrefixHolder, to_kv_span};
+pub(crate) use speed::SendSpeed;
 
 /// Frames that lie ready to be sent at once, in memory that UCX knows; more come from the heap.
 const FRAMES: usize = 64;

@@ -32,6 +32,7 @@ pub struct NodeService {
     pub role: Role,
     pub incarnation: CurrentIncarnation,
     ucx: Option<Ucx>,
+    pub(crate) send_speed: Arc<SendSpeed>,
     draining: Arc<AtomicBool>,
 }
 
@@ -44,7 +45,16 @@ impl NodeService {
         incarnation: CurrentIncarnation,
         ucx: Option<Ucx>,
     ) -> Self {
-        Self { host, feed, id, role, incarnation, ucx, draining: Arc::default() }
+        Self {
+            host,
+            feed,
+            id,
+            role,
+            incarnation,
+            ucx,
+            send_speed: Arc::default(),
+            draining: Arc::default(),
+        }
     }
 
     pub fn into_server(self) -> NodeServer<Self> {
@@ -119,7 +129,7 @@ impl NodeService {
             removed: bytes(&tick.removed),
             grants: status.reserved as u32,
             kv_ways: crate::kv::ways(self.ucx.as_ref()),
-            kv_bytes_per_s: 0.0,
+            kv_bytes_per_s: self.send_speed.bytes_per_s() as f32,
         }
     }
 }

@@ -33,6 +33,7 @@ pub mod grant;
 mod lossy_link;
 pub mod memory;
 pub mod message;
+pub mod pace;
 pub mod receive;
 pub mod receiver;
 pub mod send;

@@ -39,6 +39,7 @@ pub async fn drive(
     cancel: CancellationToken,
 ) -> Result<SenderReport, TransferError> {
     sender.offer(stream.features);
+    sender.keep_pace(stream.pace.clone());
     let outbox = VecDeque::new();
     let mut session = Session { sender, stream, spans, clock, cancel, outbox, is_open: true };
     loop {

@@ -3,7 +3,8 @@
 //! Sans-I/O: spans, messages and times go in, [`SenderAction`]s come out of
 //! [`Sender::next_action`]. [`send::drive`](crate::send::drive) runs it over a stream.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use baton_types::{ErrorCode, Incarnation, ModelFingerprint, NodeId, NumericsVersion};
 use bytes::Bytes;
@@ -17,11 +18,16 @@ use crate::message::{
     Body, CHECKSUM_CRC32C, Commit, CommitInfo, Context, HeartbeatAck, KvMessage, Open, VERSION_MAX,
     VERSION_MIN,
 };
+use crate::pace::LinkPace;
 use crate::split::{KvSpan, split_span};
 use crate::timing::Timing;
 
+mod flow;
+#[cfg(test)]
+mod narrow_link;
 mod states;
 
+use flow::Flow;
 use states::{Aborting, Opening, Sending, State};
 
 /// Who sends.
@@ -95,18 +101,7 @@ struct Link {
     next_heartbeat_ms: u64,
     heartbeat_sequence: u32,
     flow: Flow,
-}
-
-/// Frames on their way, and the credit for them.
-#[derive(Debug, Default)]
-struct Flow {
-    granted_bytes: u64,
-    spent_bytes: u64,
-    queue: VecDeque<Frame>,
-    queued_bytes: usize,
-    /// Sent, and not yet known to be in place; true where it was sent again.
-    retained: BTreeMap<FrameKey, (Frame, bool)>,
-    digest: FrameDigest,
+    pace: Arc<LinkPace>,
 }
 
 impl Sender {
@@ -159,9 +154,15 @@ impl Sender {
             last_heard_ms: now_ms,
             heartbeat_sequence: 0,
             flow: Flow::default(),
+            pace: Arc::default(),
         };
         link.send(Body::Open(Box::new(open)));
         Ok(Self { link, state: State::Opening(Opening { commit: None }) })
+    }
+
+    /// Takes over what is known of the way to the receiver.
+    pub fn keep_pace(&mut self, pace: Arc<LinkPace>) {
+        self.link.pace = pace;
     }
 
     /// Offers what the stream can do besides, before `Open` is taken from the actions.
@@ -241,7 +242,10 @@ impl Sender {
             }
             Body::Resend(range) => self.link.resend(&range),
             Body::Committed => self.committed(),
-            Body::HeartbeatAck(ack) => self.acknowledged(&ack),
+            Body::HeartbeatAck(ack) => {
+                self.link.flow.probed(ack.sequence, now_ms, &self.link.pace);
+                self.acknowledged(&ack);
+            }
             Body::Abort { code, message } => self.aborted_by_peer(code, message),
             // A receiver says none of these.
             Body::Open(_) | Body::Frame(_) | Body::Commit(_) | Body::Heartbeat { .. } => {
@@ -381,7 +385,7 @@ impl Link {
         }
         let first = span.token_first.max(grant.cached_tokens);
         let (transfer_id, epoch) = (grant.transfer_id, grant.epoch);
-        let most = self.config.frame_max_bytes;
+        let most = self.config.frame_max_bytes.min(self.pace.frame_bytes());
         let memory = &self.config.memory;
         for frame in split_span(span, first, &grant.layout, transfer_id, epoch, most, memory) {
             self.flow.digest.add(frame.header());
@@ -392,7 +396,7 @@ impl Link {
     }
 
     fn send_under_credit(&mut self) {
-        while let Some(frame) = self.flow.next_under_credit() {
+        while let Some(frame) = self.flow.next_under_credit(self.pace.window_bytes()) {
             self.send_frame(frame);
         }
     }
@@ -432,7 +436,9 @@ impl Link {
         if now_ms >= self.next_heartbeat_ms {
             self.next_heartbeat_ms = now_ms + self.config.timing.heartbeat_ms;
             self.heartbeat_sequence += 1;
-            self.send(Body::Heartbeat { sequence: self.heartbeat_sequence });
+            let sequence = self.heartbeat_sequence;
+            self.flow.probe(sequence, now_ms);
+            self.send(Body::Heartbeat { sequence });
         }
     }
 
@@ -451,20 +457,6 @@ impl Link {
         self.flow = Flow::default();
         self.actions.push_back(SenderAction::Failed(error));
         State::Done
-    }
-}
-
-impl Flow {
-    fn next_under_credit(&mut self) -> Option<Frame> {
-        let bytes = self.queue.front()?.payload().len();
-        if self.spent_bytes + bytes as u64 > self.granted_bytes {
-            return None;
-        }
-        self.spent_bytes += bytes as u64;
-        self.queued_bytes -= bytes;
-        let frame = self.queue.pop_front()?;
-        self.retained.insert(frame.key(), (frame.clone(), false));
-        Some(frame)
     }
 }
 

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::TransferError;
 use crate::message::KvMessage;
+use crate::pace::LinkPace;
 
 pub mod grpc;
 pub mod memory;
@@ -28,6 +29,8 @@ pub struct TransportStream {
     /// What this stream can do besides; see [`Open::features`](crate::message::Open::features).
     pub features: u32,
     pub carried: Arc<Carried>,
+    /// How fast the way to the peer is; of the sending end.
+    pub pace: Arc<LinkPace>,
 }
 
 /// Which way a stream's frames went, as the end that has it counts.

@@ -1,6 +1,7 @@
 //! Gives what this node's prefix cache holds to other nodes (`KvSource.SendPrefix`).
 
 use std::ops::Range;
+use std::time::Instant;
 
 use baton_engine::core::{ExportedSpan, Prefix};
 use baton_kv_transfer::KvSpan;
@@ -71,6 +72,7 @@ impl PrefixHolder {
             let what = format!("the prefix cache holds {held} of these {tokens} tokens");
             return Err(Error::new(ErrorCode::NotFound, what));
         }
+        let began = Instant::now();
         let (spans_in, spans) = mpsc::channel(READS_AHEAD);
         let cancel = CancellationToken::new();
         let _cancel_with_this = cancel.clone().drop_guard();
@@ -83,6 +85,7 @@ impl PrefixHolder {
         let sending = self.outbound.send(sender, &wire.kv_address, spans, cancel);
         // One side's failure ends the other at once.
         let ((), sent) = tokio::try_join!(reading, sending)?;
+        self.node.send_speed.observe(sent.report.bytes, began.elapsed());
         let (bytes_sent, transport) = (sent.report.bytes, sent.way().to_owned());
         tracing::debug!(transfer_id = %id, tokens, bytes_sent, "a prefix was sent");
         Ok(SendPrefixResponse { bytes_sent, transport })

@@ -51,7 +51,7 @@ impl Opening {
             link.send_abort(&error);
             return link.failed(error);
         }
-        link.flow.granted_bytes = link.flow.granted_bytes.max(accepted.granted_bytes);
+        link.flow.begin(accepted.granted_bytes, link.last_heard_ms);
         Sending { commit: self.commit }.advance(link)
     }
 }

@@ -30,6 +30,7 @@ use super::{Carried, Incoming, STREAM_MESSAGES_MAX, Transport, TransportStream};
 use crate::TransferError;
 use crate::memory::FrameMemory;
 use crate::message::{Body as Says, KvMessage};
+use crate::pace::LinkPace;
 
 pub(crate) mod body;
 
@@ -49,7 +50,7 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
 /// A peer that does not answer within it counts as gone, as one that is silent does.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Peers whose connection is kept; more are connected anew.
-const CHANNELS_MAX: usize = 1024;
+const PEERS_MAX: usize = 1024;
 const BACKLOG_MAX: usize = 256;
 /// Names the sender's region for other ways than gRPC; in the call's metadata.
 const TOKEN_KEY: &str = "baton-kv-link";
@@ -57,7 +58,14 @@ const TOKEN_KEY: &str = "baton-kv-link";
 /// The client's side: one connection for each peer, apart from control.
 #[derive(Debug, Default)]
 pub struct GrpcTransport {
-    channels: Mutex<HashMap<String, Channel>>,
+    peers: Mutex<HashMap<String, Peer>>,
+}
+
+/// What is kept of a peer.
+#[derive(Clone, Debug)]
+struct Peer {
+    channel: Channel,
+    pace: Arc<LinkPace>,
 }
 
 impl GrpcTransport {
@@ -66,10 +74,10 @@ impl GrpcTransport {
     }
 
     /// The peer's connection, which tonic makes when it is first used and again where it broke.
-    fn channel(&self, peer: &str) -> Result<Channel, TransferError> {
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(channel) = channels.get(peer) {
-            return Ok(channel.clone());
+    fn peer(&self, peer: &str) -> Result<Peer, TransferError> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(peer) = peers.get(peer) {
+            return Ok(peer.clone());
         }
         let endpoint =
             Endpoint::from_shared(peer.to_owned()).map_err(|error| unreachable(peer, &error))?;
@@ -81,15 +89,20 @@ impl GrpcTransport {
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
             .connect_lazy();
-        if channels.len() >= CHANNELS_MAX {
-            channels.clear();
+        if peers.len() >= PEERS_MAX {
+            peers.clear();
         }
-        channels.insert(peer.to_owned(), channel.clone());
-        Ok(channel)
+        let kept = Peer { channel, pace: Arc::default() };
+        peers.insert(peer.to_owned(), kept.clone());
+        Ok(kept)
+    }
+
+    pub(super) fn pace(&self, peer: &str) -> Result<Arc<LinkPace>, TransferError> {
+        Ok(self.peer(peer)?.pace)
     }
 
     pub(super) fn staging(&self, peer: &str) -> Result<KvStagingClient<Channel>, TransferError> {
-        self.channel(peer).map(KvStagingClient::new)
+        Ok(KvStagingClient::new(self.peer(peer)?.channel))
     }
 
     /// Opens a stream that carries `chunks`; `token` names the sender's region at the receiver,
@@ -100,7 +113,7 @@ impl GrpcTransport {
         token: Option<u64>,
         chunks: BoxStream<'static, Bytes>,
     ) -> Result<Messages, TransferError> {
-        let mut channel = self.channel(peer)?;
+        let mut channel = self.peer(peer)?.channel;
         let request = push_request(chunks, token);
         let call = async {
             poll_fn(|cx| channel.poll_ready(cx)).await?;
@@ -135,7 +148,8 @@ impl Transport for GrpcTransport {
             chunk
         });
         let incoming = self.open(peer, None, chunks.boxed()).await?;
-        Ok(TransportStream { outgoing, incoming, features: 0, carried })
+        let pace = self.pace(peer)?;
+        Ok(TransportStream { outgoing, incoming, features: 0, carried, pace })
     }
 }
 
@@ -191,7 +205,8 @@ impl GrpcListener {
                 (chunks.boxed(), incoming, 0)
             }
         };
-        let stream = TransportStream { outgoing, incoming, features, carried };
+        let pace = Arc::default();
+        let stream = TransportStream { outgoing, incoming, features, carried, pace };
         self.streams
             .try_send(stream)
             .map_err(|_| Status::resource_exhausted("this node takes no more KV streams now"))?;

@@ -61,6 +61,7 @@ pub fn pair() -> (TransportStream, TransportStream) {
 
 fn end(outgoing: mpsc::Sender<KvMessage>, from: mpsc::Receiver<KvMessage>) -> TransportStream {
     TransportStream {
+        pace: Arc::default(),
         outgoing,
         incoming: ReceiverStream::new(from).map(Ok).boxed(),
         features: 0,

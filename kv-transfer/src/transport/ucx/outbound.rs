@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use super::notice::{self, Slot};
 use super::ucp::{EndpointId, OpId, UcpError, Worker};
 use super::{Attached, Counters, Operation};
+use crate::pace::LinkPace;
 
 /// An operation that is not over after so long: the peer has stopped, or the link is cut.
 const STALLED: Duration = Duration::from_secs(2);
@@ -25,9 +26,20 @@ pub(super) type GivenBack = mpsc::UnboundedSender<Bytes>;
 pub(super) struct LinkState {
     has_failed: AtomicBool,
     was_detached: AtomicBool,
+    pace: Arc<LinkPace>,
 }
 
 impl LinkState {
+    pub(super) fn new(pace: Arc<LinkPace>) -> Self {
+        Self { pace, ..Self::default() }
+    }
+
+    /// Frames of so many bytes have arrived, whose operation was begun at `since`.
+    fn moved(&self, bytes: u64, since: Instant) {
+        let ms = since.elapsed().as_millis() as u64;
+        self.pace.observe(bytes, ms, ms, false);
+    }
+
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Acquire)
     }
@@ -69,7 +81,9 @@ struct Outgoing {
 /// What an operation of a link was.
 enum Step {
     Put,
-    Flush(Vec<Slot>),
+    Flush(Vec<Slot>, Instant),
+    /// A frame is fetched.
+    Fetched(u64, Instant),
     Notice,
     /// The last word of a link that the receiver has given up.
     Detached,
@@ -155,8 +169,10 @@ impl Outbound {
         }
         match step {
             Step::Put | Step::Notice => {}
-            Step::Flush(slots) => {
+            Step::Fetched(bytes, since) => link.state.moved(bytes, since),
+            Step::Flush(slots, since) => {
                 link.is_flushing = false;
+                link.state.moved(slots.iter().map(|slot| u64::from(slot.len)).sum(), since);
                 let header = notice::encode(token, &slots);
                 match worker.send(link.endpoint, notice::PUT, header, Bytes::new()) {
                     Ok(op) => link.start(op, token, Step::Notice, &mut self.ops),
@@ -279,7 +295,8 @@ impl Link {
                 }
                 Operation::Fetch => {
                     let header = notice::encode(token, &[taken]);
-                    (worker.send(self.endpoint, notice::FETCH, header, frame)?, Step::Notice)
+                    let step = Step::Fetched(taken.len.into(), Instant::now());
+                    (worker.send(self.endpoint, notice::FETCH, header, frame)?, step)
                 }
             };
             self.start(op, token, step, ops);
@@ -288,7 +305,7 @@ impl Link {
             let op = worker.flush(self.endpoint)?;
             self.is_flushing = true;
             let slots = std::mem::take(&mut self.unflushed);
-            self.start(op, token, Step::Flush(slots), ops);
+            self.start(op, token, Step::Flush(slots, Instant::now()), ops);
         }
         Ok(())
     }

@@ -156,7 +156,8 @@ impl UcxTransport {
             }
         };
         let (address, attached) = read_answer(answer).map_err(|text| broken(text.to_owned()))?;
-        let (token, state) = (attached.token, Arc::new(LinkState::default()));
+        let pace = self.grpc.pace(peer).map_err(|error| broken(error.to_string()))?;
+        let (token, state) = (attached.token, Arc::new(LinkState::new(pace)));
         let link_state = state.clone();
         let connect = |reply| Command::Connect { address, attached, state: link_state, reply };
         self.ucx.ask(connect).await.and_then(|result| result).map_err(broken)?;
@@ -225,7 +226,8 @@ impl Transport for UcxTransport {
             }
             message
         });
-        Ok(TransportStream { outgoing, incoming: listens.boxed(), features: FEATURE_UCX, carried })
+        let (incoming, pace) = (listens.boxed(), self.grpc.pace(peer)?);
+        Ok(TransportStream { outgoing, incoming, features: FEATURE_UCX, carried, pace })
     }
 }
 
