@@ -18,6 +18,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tonic::{Request, Response, Status};
 
 use crate::EngineHost;
+use crate::kv::SendSpeed;
 use crate::status::{StatusFeed, Tick};
 
 /// A watcher hears at least so often.
