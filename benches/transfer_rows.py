@@ -85,8 +85,11 @@ def over_ucx(message, in_flight):
             how = {"transports": transports, "polling": polling}
             for library in LIBRARIES:
                 yield Row("baton", "ucx", message, in_flight, level="wire", library=library, **how)
-            for way in ("write", "read"):
-                yield Row("nixl", way, message, in_flight, BATCHES[message], **how)
+            yield Row("nixl", "write", message, in_flight, BATCHES[message], **how)
+            for library in LIBRARIES:
+                yield Row("baton", "ucx-get", message, in_flight, level="wire", library=library,
+                          **how)
+            yield Row("nixl", "read", message, in_flight, BATCHES[message], **how)
         for library in LIBRARIES:
             yield Row("baton", "ucx", message, in_flight, level="placed", library=library,
                       transports=transports, polling="waiting")
@@ -163,3 +166,7 @@ def same_mode():
             name = f"UCX, NIXL write: {transports} {polling}"
             yield Comparison(name, ours, theirs, floor=floors.get((transports, polling)))
             yield Comparison(f"{name}, CPU", ours, theirs, "cpu_s_per_gb", ceiling=1)
+            yield Comparison(f"UCX get, NIXL read: {transports} {polling}",
+                             baton("ucx-get", transports=transports, polling=polling),
+                             nixl("read", transports, polling),
+                             floor=0.95 if transports == "default" else None)

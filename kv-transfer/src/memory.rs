@@ -55,6 +55,12 @@ impl Mapping {
         Ok(Self { at, len, is_fenced: AtomicBool::new(false) })
     }
 
+    /// Writes every byte, so that the system gives all of it now.
+    pub(crate) fn fill(&mut self, byte: u8) {
+        // SAFETY: all of the mapping, which nobody else has.
+        unsafe { self.at.as_ptr().write_bytes(byte, self.len) };
+    }
+
     pub(crate) fn address(&self) -> NonNull<u8> {
         self.at
     }

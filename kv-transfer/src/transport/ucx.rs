@@ -26,6 +26,7 @@ mod listener;
 pub(crate) mod notice;
 mod outbound;
 mod progress;
+pub mod raw_get;
 mod sealed;
 mod self_test;
 mod sender;

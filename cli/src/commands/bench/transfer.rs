@@ -18,8 +18,11 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::TcpListener;
+use tokio::process::Child;
 
 use crate::print;
+
+mod get;
 
 /// What is sent before the clock runs, at most: connections are made and memory is touched.
 const WARM_BYTES: u64 = 512 << 20;
@@ -77,6 +80,19 @@ enum Way {
     Tcp,
     Grpc,
     Ucx,
+    /// One-sided gets by the receiver, without a protocol: what UCX itself can do.
+    UcxGet,
+}
+
+impl Way {
+    fn as_str(self) -> &'static str {
+        match self {
+            Way::Tcp => "tcp",
+            Way::Grpc => "grpc",
+            Way::Ucx => "ucx",
+            Way::UcxGet => "ucx-get",
+        }
+    }
 }
 
 /// A model's KV: prompts of 512 tokens.
@@ -105,16 +121,27 @@ fn level(text: &str) -> Result<Level, String> {
 
 pub async fn run(flags: Flags) -> anyhow::Result<()> {
     logs::init_at("warn");
-    if flags.way == Way::Tcp && matches!(flags.level, Level::Placed | Level::Handoff) {
-        anyhow::bail!("--level {}: plain TCP has no such level", flags.level.as_str());
+    let has_level = match flags.way {
+        Way::Tcp => matches!(flags.level, Level::Wire | Level::Checked),
+        Way::UcxGet => flags.level == Level::Wire,
+        Way::Grpc | Way::Ucx => true,
+    };
+    if !has_level {
+        anyhow::bail!("--level {}: {} has no such level", flags.level.as_str(), flags.way.as_str());
+    }
+    if flags.way == Way::UcxGet {
+        return shown(&flags, &get::run(&flags).await?);
     }
     let own = OwnRuntime::start("kv").context("no thread for transfers")?;
     if flags.serve {
         return serve(&flags, &own).await;
     }
-    let report = measure(&flags, &own).await?;
+    shown(&flags, &measure(&flags, &own).await?)
+}
+
+fn shown(flags: &Flags, report: &Value) -> anyhow::Result<()> {
     if flags.json {
-        return print::json(&report);
+        return print::json(report);
     }
     let figure = |key: &str| report[key].as_f64().unwrap_or_default();
     print::line(&format!(
@@ -144,18 +171,21 @@ impl Flags {
         Ok(FrameMemory::new(pieces, frame_bytes)?)
     }
 
+    fn ucx_config(&self) -> UcxConfig {
+        UcxConfig {
+            library: self.ucx_library.clone(),
+            tls: self.ucx_tls.clone(),
+            devices: None,
+            spin: Duration::from_micros(self.ucx_spin_us),
+        }
+    }
+
     /// UCX, where it is the way.
     async fn ucx(&self, memory: &FrameMemory) -> anyhow::Result<Option<Ucx>> {
         if self.way != Way::Ucx {
             return Ok(None);
         }
-        let config = UcxConfig {
-            library: self.ucx_library.clone(),
-            tls: self.ucx_tls.clone(),
-            devices: None,
-            spin: Duration::from_micros(self.ucx_spin_us),
-        };
-        let ucx = Ucx::start(config, memory)?;
+        let ucx = Ucx::start(self.ucx_config(), memory)?;
         ucx.ready().await.map_err(|why| anyhow::anyhow!("UCX cannot be used: {why}"))?;
         Ok(Some(ucx))
     }
@@ -188,20 +218,7 @@ async fn serve(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<()> {
 }
 
 async fn measure(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<Value> {
-    let mut receiver = tokio::process::Command::new(std::env::current_exe()?)
-        .args(std::env::args_os().skip(1))
-        .arg("--serve")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .context("the receiver does not start")?;
-    let pid = receiver.id().context("the receiver has ended")?;
-    let output = receiver.stdout.take().context("the receiver has no output")?;
-    let mut address = String::new();
-    BufReader::new(output).read_line(&mut address).await?;
-    let address = address.trim().to_owned();
-    anyhow::ensure!(!address.is_empty(), "the receiver has ended; its reason stands above");
+    let Other { pid, said: address, process: _process } = start_other().await?;
     let memory = flags.memory()?;
     let ucx = flags.ucx(&memory).await?;
     let send = |total| send(own, flags.way, address.clone(), flags.plan(total), &memory, &ucx);
@@ -217,11 +234,38 @@ async fn measure(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<Value> {
         _ => Value::Null,
     });
     Ok(json!({
-        "way": format!("{:?}", flags.way).to_lowercase(), "level": flags.level.as_str(),
+        "way": flags.way.as_str(), "level": flags.level.as_str(),
         "message": flags.message, "streams": flags.streams, "bytes": flags.total,
         "seconds": took, "gb_per_s": gb / took, "cpu_sender_s_per_gb": sender / gb,
         "cpu_receiver_s_per_gb": at_receiver / gb, "ucx": version,
     }))
+}
+
+/// The process at the other end.
+struct Other {
+    pid: u32,
+    /// Its first line: where it is.
+    said: String,
+    /// Dropped, it is killed.
+    process: Child,
+}
+
+async fn start_other() -> anyhow::Result<Other> {
+    let mut process = tokio::process::Command::new(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .arg("--serve")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("the other end does not start")?;
+    let pid = process.id().context("the other end has ended")?;
+    let output = process.stdout.take().context("the other end has no output")?;
+    let mut said = String::new();
+    BufReader::new(output).read_line(&mut said).await?;
+    let said = said.trim().to_owned();
+    anyhow::ensure!(!said.is_empty(), "the other end has ended; its reason stands above");
+    Ok(Other { pid, said, process })
 }
 
 async fn send(
@@ -261,7 +305,7 @@ fn own_cpu() -> f64 {
 /// CPU seconds of a process and what it runs; in hundredths.
 fn cpu_of(pid: u32) -> anyhow::Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .context("the receiver has ended; its reason stands above")?;
+        .context("the other end has ended; its reason stands above")?;
     // User and system time are the 14th and 15th field; the second, in parentheses, may hold
     // blanks.
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();

@@ -66,7 +66,7 @@ pub(super) fn run(ucp: &'static Ucp, config: &UcxConfig) -> Result<Measured, Str
     Ok(Measured { choice: Choice { operation, settings }, put, fetch })
 }
 
-fn settings(
+pub(super) fn settings(
     config: &UcxConfig,
     operation: Operation,
     tls: Option<String>,

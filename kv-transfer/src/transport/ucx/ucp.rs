@@ -253,6 +253,37 @@ impl Worker {
         )
     }
 
+    /// Reads `len` bytes from `remote`, an address in the memory of the unlocked key, into a region,
+    /// at `offset`.
+    ///
+    /// # Panics
+    /// Where they do not fit.
+    pub(super) fn get(
+        &mut self,
+        endpoint: EndpointId,
+        remote: u64,
+        len: usize,
+        region: RegionId,
+        offset: usize,
+    ) -> Result<OpId, UcpError> {
+        let Some(from) = self.endpoints.get(&endpoint) else { return Err(closed()) };
+        let (ucp, ep, rkey) = (self.ucp, from.ep, from.rkey);
+        if rkey.is_null() {
+            return Err(UcpError { call: "ucp_get_nbx", reason: "no key".into() });
+        }
+        let to = &self.regions[&region];
+        assert!(offset + len <= to.mapping.len(), "a message outgrows its region");
+        let (mapping, memh) = (to.mapping.clone(), to.memh);
+        // SAFETY: inside the mapping, as was just checked.
+        let at = unsafe { mapping.address().as_ptr().add(offset) };
+        self.start(Some(endpoint), Keep::Mapping(mapping), Some(on_sent), |mut param| {
+            param.op_attr_mask |= sys::UCP_OP_ATTR_FIELD_MEMH;
+            param.memh = memh;
+            // SAFETY: endpoint and key are alive; the memory is kept until the callback.
+            unsafe { (ucp.ucp_get_nbx)(ep, at.cast(), len, remote, rkey, &param) }
+        })
+    }
+
     /// Done when everything that was put before has arrived.
     pub(super) fn flush(&mut self, endpoint: EndpointId) -> Result<OpId, UcpError> {
         let Some(to) = self.endpoints.get(&endpoint) else { return Err(closed()) };

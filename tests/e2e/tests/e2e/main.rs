@@ -3,6 +3,7 @@
 
 mod cancel;
 mod corruption;
+mod deadlines;
 mod drain;
 mod faults;
 mod identity;

@@ -1,0 +1,100 @@
+//! `--way ucx-get`: this process gets the memory of the other one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context;
+use baton_kv_transfer::bench::ARENA_BYTES;
+use baton_kv_transfer::transport::ucx::raw_get::{Getter, Offer, hold};
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
+
+use super::{Flags, WARM_BYTES, cpu_of, own_cpu, start_other};
+use crate::print;
+
+/// Messages of each stream under way, as many as a staging region has slots.
+const MESSAGES: usize = 16;
+
+/// The figures; `Null` at the other end, which ends with its standard input.
+pub async fn run(flags: &Flags) -> anyhow::Result<Value> {
+    if flags.serve {
+        serve(flags).await?;
+        return Ok(Value::Null);
+    }
+    let other = start_other().await?;
+    let offer = read_offer(&other.said).context("what the other end said is no offer")?;
+    let (config, in_flight) = (flags.ucx_config(), usize::from(flags.streams) * MESSAGES);
+    let (message, total) = (flags.message as usize, flags.total);
+    let before = |pid| anyhow::Ok((own_cpu(), cpu_of(pid)?));
+    let pid = other.pid;
+    let getting = move || {
+        let failed = |reason: String| anyhow::anyhow!("UCX: {reason}");
+        let mut getter = Getter::connect(&config, offer).map_err(failed)?;
+        getter.get(message, in_flight, total.min(WARM_BYTES)).map_err(failed)?;
+        let cpu = before(pid)?;
+        let took = getter.get(message, in_flight, total).map_err(failed)?.as_secs_f64();
+        let (own, others) = before(pid)?;
+        anyhow::Ok((took, others - cpu.1, own - cpu.0, getter.version().to_owned()))
+    };
+    let (took, sender, receiver, version) = tokio::task::spawn_blocking(getting).await??;
+    let gb = total as f64 / 1e9;
+    Ok(json!({
+        "way": flags.way.as_str(), "level": flags.level.as_str(), "message": flags.message,
+        "streams": flags.streams, "bytes": total, "seconds": took, "gb_per_s": gb / took,
+        "cpu_sender_s_per_gb": sender / gb, "cpu_receiver_s_per_gb": receiver / gb,
+        "ucx": {"version": version, "operation": "get"},
+    }))
+}
+
+async fn serve(flags: &Flags) -> anyhow::Result<()> {
+    let config = flags.ucx_config();
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let tell = |offer: Offer| {
+        let line = write_offer(&offer);
+        // Who does not hear it has ended, and with it this process's input.
+        print::line(&line).unwrap_or_else(|error| tracing::warn!(%error, "nobody listens"));
+    };
+    let holding = std::thread::spawn(move || hold(&config, ARENA_BYTES, &stopped, tell));
+    let (mut input, mut byte) = (tokio::io::stdin(), [0]);
+    while !holding.is_finished() {
+        let ended = input.read(&mut byte);
+        if tokio::time::timeout(std::time::Duration::from_millis(100), ended).await.is_ok() {
+            break;
+        }
+    }
+    stop.store(true, Ordering::Release);
+    let held = holding.join().map_err(|_| anyhow::anyhow!("the UCX thread has panicked"))?;
+    held.map_err(|reason| anyhow::anyhow!("UCX cannot be used: {reason}"))
+}
+
+fn write_offer(offer: &Offer) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let (address, key) = (hex(&offer.worker_address), hex(&offer.key));
+    format!("{address} {key} {} {}", offer.base, offer.bytes)
+}
+
+fn read_offer(line: &str) -> Option<Offer> {
+    let hex = |text: &str| -> Option<Vec<u8>> {
+        let digits = text.as_bytes().as_chunks::<2>().0;
+        let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        digits.iter().map(byte).collect()
+    };
+    let mut words = line.split_whitespace();
+    let (worker_address, key) = (hex(words.next()?)?, hex(words.next()?)?);
+    let (base, bytes) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    Some(Offer { worker_address, key, base, bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offer_leads_back() {
+        let offer =
+            Offer { worker_address: vec![0, 255, 7], key: vec![18], base: 1 << 40, bytes: 512 };
+        assert_eq!(read_offer(&write_offer(&offer)), Some(offer));
+        assert_eq!(read_offer("zz 00 1 2"), None);
+        assert_eq!(read_offer("00 00 1"), None);
+    }
+}

@@ -1,0 +1,153 @@
+//! The other end of a transfer dies, stops, or is cut off: how soon that is noticed, that all
+//! staging memory comes back, that whoever is left ends well, and the request with its tokens.
+//! With each version of UCX that is there: the system's, and `BATON_TEST_UCX_LIBRARY`.
+
+use std::time::{Duration, Instant};
+
+use baton_client::GenerateRequest;
+use baton_tests::cluster::{Cluster, Part, Plan, Role};
+use baton_tests::process::Signal;
+use baton_tests::prompts::text;
+use baton_tests::{alone, http, wait};
+use baton_types::TokenId;
+use tokio::task::JoinHandle;
+
+const PROMPT_TOKENS: usize = 3_000;
+const TOKENS: u32 = 12;
+
+/// A death closes sockets, and the kernel says so at once.
+const KILLED_WITHIN: Duration = Duration::from_millis(200);
+/// Whoever is silent is found by that alone: `peer_silent_ms` is 2 s.
+const SILENT_WITHIN: Duration = Duration::from_secs(4);
+/// Staging memory, after the notice.
+const MEMORY_WITHIN: Duration = Duration::from_secs(4);
+const END_WITHIN: Duration = Duration::from_secs(20);
+const ANSWER_WITHIN: Duration = Duration::from_secs(120);
+const BEGIN_WITHIN: Duration = Duration::from_secs(60);
+
+/// What the node that is left says when its transfer has failed.
+const DECODE_SAYS: &str = "transfer failed";
+const PREFILL_SAYS: &str = "prefill failed";
+
+type Answer = JoinHandle<Result<Vec<TokenId>, baton_client::ClientError>>;
+
+async fn ask(cluster: &Cluster, seed: u64) -> Answer {
+    let client = cluster.clients().remove(0);
+    let ids = client.tokenize("", &text(seed, 4_000)).await.expect("ids");
+    let request = GenerateRequest::token_ids(ids[..PROMPT_TOKENS].to_vec());
+    let request = request.max_tokens(TOKENS).temperature(0.0).ignore_eos(true);
+    tokio::spawn(async move {
+        let answer = client.generate(request).await?.collect().await?;
+        Ok(answer.answers[0].token_ids.clone())
+    })
+}
+
+async fn received(decode: std::net::SocketAddr) -> f64 {
+    let metrics = http::metrics(decode).await.expect("the decode node answers");
+    metrics.sum_where("baton_kv_ucx_bytes_total", "received")
+}
+
+/// Begins a request and waits until some of its KV is at the decode node.
+async fn begin(cluster: &mut Cluster, seed: u64) -> Answer {
+    let decode = cluster.part(Role::Decode, 0).http;
+    let before = received(decode).await;
+    let answer = ask(cluster, seed).await;
+    wait::until(BEGIN_WITHIN, "KV over UCX", || async {
+        let came = received(decode).await - before;
+        if came > 0.0 { Ok(()) } else { Err(format!("{came} bytes")) }
+    })
+    .await;
+    answer
+}
+
+fn says(part: &Part, what: &str) -> usize {
+    part.process.log().matches(what).count()
+}
+
+/// How long until the part says it once more.
+async fn noticed(part: &Part, what: &str, before: usize, since: Instant) -> Duration {
+    while says(part, what) == before {
+        assert!(since.elapsed() < Duration::from_secs(20), "{} says nothing", part.process.name());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    since.elapsed()
+}
+
+/// One of the two ends goes in the way of `signal`, and comes back.
+async fn lose(cluster: &mut Cluster, gone: Role, signal: Signal, seed: u64) -> Duration {
+    let (left, what) = match gone {
+        Role::Prefill => (Role::Decode, DECODE_SAYS),
+        _ => (Role::Prefill, PREFILL_SAYS),
+    };
+    let answer = begin(cluster, seed).await;
+    let before = says(cluster.part(left, 0), what);
+    cluster.part(gone, 0).process.signal(signal);
+    let took = noticed(cluster.part(left, 0), what, before, Instant::now()).await;
+    let decode = cluster.part(Role::Decode, 0).http;
+    if gone == Role::Prefill {
+        wait::until(MEMORY_WITHIN, "no staging memory", || async {
+            let metrics = http::metrics(decode).await.map_err(|error| error.to_string())?;
+            let bytes = metrics.sum("baton_kv_ucx_registered_bytes");
+            if bytes == 0.0 { Ok(()) } else { Err(format!("{bytes} bytes")) }
+        })
+        .await;
+    }
+    let answer = wait::in_time(ANSWER_WITHIN, "the request's end", answer).await;
+    let answer = answer.expect("the client does not panic");
+    match gone {
+        // The decode node computes the prompt itself.
+        Role::Prefill => assert_eq!(answer.expect("an answer").len(), TOKENS as usize),
+        // There is no other decode node.
+        _ => drop(answer),
+    }
+    cluster.part(gone, 0).process.kill();
+    cluster.restart(gone, 0).await;
+    cluster.idle(Duration::from_secs(5)).await;
+    took
+}
+
+async fn end_well(cluster: &mut Cluster) {
+    for part in &cluster.parts {
+        part.process.signal(Signal::Terminate);
+    }
+    for part in &mut cluster.parts {
+        let status = part.process.exit(END_WITHIN).await;
+        assert!(status.success(), "{} ended with {status}", part.process.name());
+    }
+    cluster.assert_no_panics();
+}
+
+fn plan(library: &str) -> Plan {
+    let config = format!(
+        "kv_pool_mib = 256\nkv_transport = \"ucx\"\nucx_library = \"{library}\"\n\
+         prefill_chunk_tokens = 128"
+    );
+    Plan {
+        etcd: 0,
+        routers: 1,
+        prefill: 1,
+        decode: 1,
+        // Where there is no decode node any more, there is none to wait for.
+        router_config: "queue_timeout_ms = 500",
+        // A test's plan lives as long as the test.
+        node_config: config.leak(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_is_gone_is_noticed_in_time() {
+    let _alone = alone().await;
+    let named = std::env::var("BATON_TEST_UCX_LIBRARY").unwrap_or_default();
+    let libraries = if named.is_empty() { vec![""] } else { vec!["", &named] };
+    for library in libraries {
+        let mut cluster = Cluster::start(&plan(library)).await;
+        for (seed, gone) in [(71, Role::Prefill), (72, Role::Decode)] {
+            let killed = lose(&mut cluster, gone, Signal::Kill, seed).await;
+            let stopped = lose(&mut cluster, gone, Signal::Stop, seed + 10).await;
+            eprintln!("{library:?}, {gone:?}: killed {killed:?}, stopped {stopped:?}");
+            assert!(killed < KILLED_WITHIN, "kill -9 of {gone:?}: {killed:?}");
+            assert!(stopped < SILENT_WITHIN, "SIGSTOP of {gone:?}: {stopped:?}");
+        }
+        end_well(&mut cluster).await;
+    }
+}
