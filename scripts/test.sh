@@ -9,6 +9,7 @@ step() { printf '\n== %s (%ds)\n' "$1" "$SECONDS"; }
 step "tools"
 missing=()
 have etcd || missing+=(etcd-server)
+PATH="$PATH:/sbin:/usr/sbin" have ip || missing+=(iproute2)
 PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep 'libucp\.so\.0' >/dev/null || missing+=(libucx0)
 if [ "${#missing[@]}" -gt 0 ]; then
     export DEBIAN_FRONTEND=noninteractive

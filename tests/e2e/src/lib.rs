@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod cut;
 pub mod etcd;
 pub mod http;
 pub mod load;

@@ -3,6 +3,7 @@
 
 mod cancel;
 mod corruption;
+mod cut_link;
 mod deadlines;
 mod drain;
 mod faults;
