@@ -11,6 +11,7 @@ use baton_kv_transfer::send::Outgoing;
 use baton_proto::error::to_status;
 use baton_proto::internal::kv_source_server::{KvSource, KvSourceServer};
 use baton_proto::internal::{SendPrefixRequest, SendPrefixResponse};
+use baton_runtime::random;
 use baton_types::{Error, ErrorCode, TransferId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -63,11 +64,13 @@ impl PrefixHolder {
             return Err(Error::new(ErrorCode::FailedPrecondition, what));
         }
         let sender = self.outbound.open(wire.grant, wire.deadline_ms)?;
-        let (host, id) = (&self.node.host, grant.transfer_id);
+        // The hold's own name, so that nobody else can end it.
+        let (host, id) = (&self.node.host, TransferId(random::bytes()));
         let prefix = Prefix { tokens: wire.tokens, tenant_salt: wire.tenant_salt.to_vec() };
+        // Before it is asked for: the engine holds it whether or not somebody still waits.
+        let held_prefix = Held { host: host.clone(), id };
         let holding = host.ask(move |thread| thread.engine.hold_prefix(id, prefix));
         let held = holding.await??;
-        let held_prefix = Held { host: host.clone(), id };
         if held < tokens {
             let what = format!("the prefix cache holds {held} of these {tokens} tokens");
             return Err(Error::new(ErrorCode::NotFound, what));

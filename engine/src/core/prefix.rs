@@ -1,5 +1,6 @@
 //! Prefixes that travel from one node's cache to another's: held while they are read, or with
-//! blocks reserved while they come. They belong to no request; each ends with `drop_prefix`.
+//! blocks reserved while they come. They belong to no request, are named by whoever asks, and end
+//! with `drop_prefix`.
 
 use std::ops::Range;
 

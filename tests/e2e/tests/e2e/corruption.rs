@@ -11,7 +11,7 @@ use baton_kv_transfer::message::{Body, KvMessage};
 use baton_kv_transfer::transport::{Transport, TransportStream};
 use baton_router::RouterConfig;
 use baton_tests::local::{Local, node_config, router_config};
-use baton_tests::{alone, http, load};
+use baton_tests::{alone, http, load, wait};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
@@ -89,9 +89,13 @@ async fn answers_over(kv_transport: KvTransport) {
     local.idle(Duration::from_secs(2)).await;
     let flipped = flipped.load(Ordering::Relaxed);
     assert!(flipped >= 5, "{flipped} of {} frames were spoilt", frames.load(Ordering::Relaxed));
-    let metrics = http::metrics(local.decode_http).await.expect("the node answers");
-    let found = metrics.sum("baton_kv_transfer_corrupt_frames_total");
-    assert_eq!(found, flipped as f64, "each is found, once");
+    // A stream is counted when its sender has closed it, which may be after the answer.
+    wait::until(Duration::from_secs(10), "each to be found, once", || async {
+        let metrics = http::metrics(local.decode_http).await.map_err(|error| error.to_string())?;
+        let found = metrics.sum("baton_kv_transfer_corrupt_frames_total");
+        if found == flipped as f64 { Ok(()) } else { Err(format!("{found} of {flipped}")) }
+    })
+    .await;
     let text = http::get(local.decode_http, "/metrics").await.expect("the node answers").text();
     let sender = format!("sender=\"prefill-{}\"", local.prefill_grpc);
     assert!(
