@@ -118,6 +118,12 @@ impl KvConversion {
     }
 }
 
+impl std::fmt::Display for KvConversion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} to {}", self.from, self.to)
+    }
+}
+
 impl Cut<'_> {
     /// The numbers of vector `at`.
     fn read(&self, dtype: KvDtype, at: usize, numbers: &mut [f32]) {

@@ -15,6 +15,7 @@ use baton_runtime::shutdown::Shutdown;
 use tonic::service::Routes;
 
 use crate::job::Jobs;
+use crate::metrics::PrefillMetrics;
 use crate::service::PrefillService;
 
 /// A prefill node that is about to serve.
@@ -78,7 +79,8 @@ impl PrefillNode {
     /// # Errors
     /// Where a server fails.
     pub async fn serve(self, shutdown: Shutdown) -> Result<(), ServerError> {
-        let peer_silent_ms = self.server.config().peer_silent_ms;
+        let config = self.server.config();
+        let (peer_silent_ms, kv_conversion) = (config.peer_silent_ms, config.kv_conversion);
         let (service, lane) = (&self.server.service, &self.server.lane);
         let (id, incarnation) = (service.id.clone(), service.incarnation.get());
         let configured = lane.transport(id, incarnation, &self.server.metrics)?;
@@ -91,9 +93,11 @@ impl PrefillNode {
             clock: Clock::start(),
             transport,
             runtime: lane.runtime.handle().clone(),
+            metrics: PrefillMetrics::new(&self.server.metrics)?,
             sender_config: SenderConfig {
                 timing: Timing { peer_silent_ms, ..Timing::default() },
                 memory: lane.memory.clone(),
+                kv_conversion,
                 ..SenderConfig::default()
             },
         });

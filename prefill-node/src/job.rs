@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use baton_engine::convert::KvConversion;
 use baton_engine::core::{EngineEvent, ExportedSpan, Prefilled, RunStats, SpanExport, Work};
 use baton_engine::thread::EngineThread;
 use baton_engine_host::{Events, NodeService, events};
@@ -23,6 +24,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 use tracing::Instrument;
 
+use crate::convert;
+use crate::metrics::PrefillMetrics;
+
 /// What all jobs of one node share.
 #[derive(Debug)]
 pub(crate) struct Jobs {
@@ -31,6 +35,7 @@ pub(crate) struct Jobs {
     pub transport: Arc<dyn Transport>,
     /// Transfers run there.
     pub runtime: tokio::runtime::Handle,
+    pub metrics: PrefillMetrics,
     pub sender_config: SenderConfig,
 }
 
@@ -42,6 +47,8 @@ pub(crate) struct Job {
     request: GenerateRequest,
     grant: Grant,
     sender: Sender,
+    /// Where the decode node holds KV in another precision.
+    conversion: Option<KvConversion>,
     decode_address: String,
     arrived: Instant,
     cancel: CancellationToken,
@@ -61,7 +68,8 @@ impl Jobs {
     ) -> Result<Job, Error> {
         let arrived = Instant::now();
         self.node.check_admission()?;
-        self.node.check_model(&wire.fingerprint, &wire.numerics)?;
+        let kv_conversion = self.sender_config.kv_conversion;
+        self.node.check_receiver(&wire.fingerprint, &wire.numerics, kv_conversion)?;
         let request =
             wire.request.ok_or_else(|| Error::invalid("request", "request is missing"))?;
         let request = GenerateRequest::try_from(request)?;
@@ -80,11 +88,13 @@ impl Jobs {
         let sender =
             Sender::open(self.sender_config.clone(), identity, wire.grant, now_ms, deadline_ms)
                 .map_err(|error| to_error(&error))?;
+        let conversion = convert::conversion_for(model, &grant)?;
         Ok(Job {
             jobs: self.clone(),
             request,
             grant,
             sender,
+            conversion,
             decode_address: wire.decode_address,
             arrived,
             cancel,
@@ -179,7 +189,8 @@ impl Job {
             thread.engine.submit(request, &[], work, outbox, Instant::now())
         };
         host.ask(submit).await??;
-        let transfer = self.jobs.transfer(self.sender, &self.decode_address, spans, &self.cancel);
+        let outgoing = (self.sender, spans, self.conversion);
+        let transfer = self.jobs.transfer(outgoing, &self.decode_address, &self.cancel);
         let compute = follow_engine(&mut events, &self.router, spans_in, self.arrived);
         // One side's failure ends the other at once.
         let (computed, (report, carried)) = tokio::try_join!(compute, transfer)?;
@@ -192,6 +203,7 @@ impl Job {
             committed_us: self.arrived.elapsed().as_micros() as u64,
             transport: way(&carried).to_owned(),
             fallback: carried.fallback().unwrap_or_default().to_owned(),
+            converted: self.conversion.map(|kv| kv.to_string()).unwrap_or_default(),
         };
         emit(&self.router, Event::HandedOff(handed_off)).await;
         Ok(())
@@ -201,18 +213,25 @@ impl Job {
 impl Jobs {
     async fn transfer(
         &self,
-        sender: Sender,
+        (sender, spans, conversion): (Sender, mpsc::Receiver<Outgoing>, Option<KvConversion>),
         address: &str,
-        spans: mpsc::Receiver<Outgoing>,
         cancel: &CancellationToken,
     ) -> Result<(SenderReport, Arc<Carried>), Error> {
         let peer = format!("http://{address}");
         let span = tracing::info_span!("transfer", peer);
         let (transport, clock, cancel) = (self.transport.clone(), self.clock, cancel.clone());
+        let metrics = self.metrics.clone();
         let transfer = async move {
             let stream = transport.connect(&peer).await?;
             let carried = stream.carried.clone();
-            let report = send::drive(sender, stream, spans, clock, cancel).await?;
+            let Some(conversion) = conversion else {
+                let report = send::drive(sender, stream, spans, clock, cancel).await?;
+                return Ok((report, carried));
+            };
+            let (converted, ready) = mpsc::channel(convert::READY_SPANS);
+            let converting = convert::run(conversion, spans, converted, metrics);
+            let sending = send::drive(sender, stream, ready, clock, cancel);
+            let (report, ()) = tokio::try_join!(sending, converting)?;
             Ok((report, carried))
         };
         // Dropped with this future, as everything of the job is.

@@ -5,15 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use baton_proto::internal::ModelArtifactsResponse;
 use baton_tokenizer::Tokenizer;
-use baton_types::{
-    Error, ErrorCode, Limits, ModelArtifacts, ModelFingerprint, ModelSpec, NumericsVersion,
-};
+use baton_types::{Error, ErrorCode, Limits, ModelArtifacts, ModelFingerprint, ModelSpec};
 
 /// One model, ready to turn text into ids.
 #[derive(Debug)]
 pub struct Model {
     pub fingerprint: ModelFingerprint,
-    pub numerics: NumericsVersion,
     pub spec: ModelSpec,
     pub limits: Limits,
     pub tokenizer: Tokenizer,
@@ -98,12 +95,5 @@ fn read(fingerprint: ModelFingerprint, wire: &ModelArtifactsResponse) -> Result<
     let created = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
-    Ok(Model {
-        fingerprint,
-        numerics: NumericsVersion(wire.numerics.clone()),
-        limits: Limits::for_model(&spec),
-        spec,
-        tokenizer,
-        created,
-    })
+    Ok(Model { fingerprint, limits: Limits::for_model(&spec), spec, tokenizer, created })
 }

@@ -36,6 +36,9 @@ pub struct RouterConfig {
     /// Prompts (or what the decode node's cache leaves of them) up to so many tokens are
     /// prefilled at the decode node.
     pub local_prefill_max_tokens: usize,
+    /// Where no prefill node holds KV in the decode node's precision, one of another may compute
+    /// the prompt, if the nodes convert.
+    pub kv_conversion: bool,
     /// Bytes of one HTTP request at most.
     pub max_request_bytes: usize,
     /// A node whose status is not heard so long is given up, and its requests move.
@@ -69,6 +72,7 @@ impl Default for RouterConfig {
             default_deadline_ms: 600_000,
             default_max_tokens: 0,
             local_prefill_max_tokens: 64,
+            kv_conversion: false,
             max_request_bytes: 4 << 20,
             node_silent_ms: 3_000,
             drain_grace_ms: 30_000,

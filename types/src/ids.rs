@@ -138,7 +138,9 @@ impl NumericsVersion {
     /// Whether both name one arithmetic, over KV of two precisions.
     pub fn differs_in_kv_alone(&self, other: &Self) -> bool {
         match (self.split(), other.split()) {
-            (Some((own, own_kv)), Some((others, others_kv))) => own == others && own_kv != others_kv,
+            (Some((own, own_kv)), Some((others, others_kv))) => {
+                own == others && own_kv != others_kv
+            }
             _ => false,
         }
     }
@@ -174,10 +176,11 @@ mod tests {
         assert!(!bf16.may_pair(&int8, false) && bf16.may_pair(&int8, true));
         assert!(bf16.differs_in_kv_alone(&int8) && int8.differs_in_kv_alone(&bf16));
         assert!(!bf16.differs_in_kv_alone(&bf16));
-        let foreign = ["a.1", "a.1/kv-int2", "a.1/kv-", ""].map(|name| NumericsVersion(name.into()));
-        let others = foreign.iter().chain([&version("a.2", KvDtype::Int8)]).cloned();
-        for other in others.collect::<Vec<_>>() {
-            assert!(!bf16.may_pair(&other, true) && !other.may_pair(&bf16, true), "{other}");
+        let foreign =
+            ["a.1", "a.1/kv-int2", "a.1/kv-", ""].map(|name| NumericsVersion(name.into()));
+        let other_arithmetic = version("a.2", KvDtype::Int8);
+        for other in foreign.iter().chain([&other_arithmetic]) {
+            assert!(!bf16.may_pair(other, true) && !other.may_pair(&bf16, true), "{other}");
         }
         // Equal is equal, whoever made the name.
         assert!(foreign[0].may_pair(&foreign[0], false));

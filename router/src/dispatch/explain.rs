@@ -29,6 +29,9 @@ pub struct Explain {
     pub transferred_bytes: u64,
     /// How it travelled; empty where nothing did.
     pub transport: String,
+    /// As "bf16 to int8" where the two nodes hold KV in different precisions; then the answer may
+    /// be another than that of equal nodes. Else empty.
+    pub kv_converted: String,
     pub preemptions: u32,
     pub phases_us: Phases,
     /// Failures on the way, and what was done about them.
@@ -125,6 +128,7 @@ impl Trail {
         self.explain.cached_tokens = handed_off.cached_tokens;
         self.explain.transferred_bytes += handed_off.bytes_sent;
         self.explain.transport = handed_off.transport.clone();
+        self.explain.kv_converted = handed_off.converted.clone();
         if !handed_off.fallback.is_empty() {
             self.note(format!("KV took gRPC: {}", handed_off.fallback));
         }

@@ -142,9 +142,9 @@ impl Dispatch {
     /// Asks one node after the other until one takes the request.
     async fn try_place(&mut self) -> Result<Placement, NotPlaced> {
         let mut full: Option<NotPlaced> = None;
+        self.settle_numerics();
         loop {
-            let nodes: Vec<_> =
-                self.router.cluster.nodes().iter().map(|node| node.view(&self.hashes)).collect();
+            let nodes = self.views();
             let plan = match plan(&self.plan_request(), &nodes) {
                 Ok(plan) => plan,
                 Err(error) => return Err(full.unwrap_or(error.into())),
@@ -225,7 +225,7 @@ impl Dispatch {
             request: Some(Request::from(request)),
             attempt,
             fingerprint: self.model.fingerprint.0.to_vec().into(),
-            numerics: self.model.numerics.0.clone(),
+            numerics: self.numerics.0.clone(),
             prefill_incarnation: prefill.map_or(0, |view| view.incarnation.0),
             delivered: delivered.collect(),
         };
@@ -244,7 +244,7 @@ impl Dispatch {
             grant: reserved.grant.clone(),
             decode_address: reserved.kv_address.clone(),
             fingerprint: self.model.fingerprint.0.to_vec().into(),
-            numerics: self.model.numerics.0.clone(),
+            numerics: self.numerics.0.clone(),
         };
         let mut client = PrefillClient::new(view.node.channel());
         let events = within(client.run(run)).await?;

@@ -9,6 +9,7 @@ mod identity;
 mod malformed_grpc;
 mod malformed_http;
 mod overload;
+mod precision;
 mod refuses_to_start;
 mod start;
 mod streaming;
