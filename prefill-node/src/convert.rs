@@ -1,12 +1,11 @@
 //! Brings spans into the precision that their decode node holds, between engine and transfer.
 
 use baton_engine::convert::KvConversion;
-use baton_engine_host::ModelInfo;
 use baton_kv_transfer::frame::WireLayout;
 use baton_kv_transfer::grant::Grant;
 use baton_kv_transfer::send::Outgoing;
 use baton_kv_transfer::{KvSpan, TransferError};
-use baton_types::{Error, ErrorCode};
+use baton_types::{Error, ErrorCode, KvLayout, NumericsVersion};
 use tokio::sync::mpsc;
 
 use crate::metrics::PrefillMetrics;
@@ -23,15 +22,12 @@ pub(crate) const READY_SPANS: usize = 4;
 /// # Errors
 /// `FailedPrecondition` where more than the precision differs.
 pub(crate) fn conversion_for(
-    model: &ModelInfo,
+    layout: &KvLayout,
+    numerics: &NumericsVersion,
     grant: &Grant,
 ) -> Result<Option<KvConversion>, Error> {
-    let own = WireLayout {
-        layers: model.layout.layers,
-        kv_heads: model.layout.kv_heads,
-        head_dim: model.layout.head_dim,
-        dtype: model.layout.dtype,
-    };
+    let &KvLayout { layers, kv_heads, head_dim, dtype, .. } = layout;
+    let own = WireLayout { layers, kv_heads, head_dim, dtype };
     if grant.layout == own {
         return Ok(None);
     }
@@ -42,7 +38,7 @@ pub(crate) fn conversion_for(
     };
     let is_same_shape = WireLayout { dtype: own.dtype, ..grant.layout } == own;
     // Equal numerics say that the receiver takes KV as it is.
-    if !is_same_shape || grant.numerics == model.numerics {
+    if !is_same_shape || grant.numerics == *numerics {
         return Err(refused("they do not fit".into()));
     }
     KvConversion::new(own.dtype, grant.layout.dtype, own.kv_heads, own.head_dim)
@@ -51,7 +47,8 @@ pub(crate) fn conversion_for(
 }
 
 /// Converts what comes, span by span, on a thread where that holds nobody up, and passes it on.
-/// Returns behind the last, or when nobody takes spans any more. Cancel safe.
+/// Returns behind the last, or when nobody takes spans any more. Dropped, it loses what it has in
+/// hand.
 ///
 /// # Errors
 /// `Span` where one has not the size that it says.
@@ -62,18 +59,19 @@ pub(crate) async fn run(
     metrics: PrefillMetrics,
 ) -> Result<(), TransferError> {
     while let Some(outgoing) = spans.recv().await {
-        let outgoing = match outgoing {
+        let (outgoing, is_last) = match outgoing {
             Outgoing::Span(span) => {
                 let convert = tokio::task::spawn_blocking(move || convert(&conversion, &span));
                 let ended = |error| TransferError::Span(format!("converting it failed: {error}"));
-                let span = convert.await.map_err(|error| ended(error.to_string()))??;
+                let span = convert.await.map_err(ended)??;
                 metrics.converted(&conversion, span.payload.len());
-                Outgoing::Span(span)
+                (Outgoing::Span(span), false)
             }
-            finish @ Outgoing::Finish(_) => finish,
+            finish @ Outgoing::Finish(_) => (finish, true),
         };
-        if converted.send(outgoing).await.is_err() {
-            // The transfer has ended, and says why.
+        // A transfer that has ended says itself why.
+        let has_ended = converted.send(outgoing).await.is_err();
+        if is_last || has_ended {
             break;
         }
     }

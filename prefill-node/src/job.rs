@@ -88,7 +88,7 @@ impl Jobs {
         let sender =
             Sender::open(self.sender_config.clone(), identity, wire.grant, now_ms, deadline_ms)
                 .map_err(|error| to_error(&error))?;
-        let conversion = convert::conversion_for(model, &grant)?;
+        let conversion = convert::conversion_for(&model.layout, &model.numerics, &grant)?;
         Ok(Job {
             jobs: self.clone(),
             request,

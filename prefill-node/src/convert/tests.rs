@@ -1,9 +1,10 @@
 use baton_kv_transfer::message::CommitInfo;
-use baton_types::KvDtype;
+use baton_types::{Epoch, Incarnation, KvDtype, ModelFingerprint, NodeId, RequestId, TransferId};
 
 use super::*;
 
-const CONVERSION: (u16, u16) = (2, 16);
+const HEADS: u16 = 2;
+const HEAD_DIM: u16 = 16;
 
 fn span(tokens: u32, bytes: usize) -> Outgoing {
     let payload = vec![0x3f; bytes].into();
@@ -11,13 +12,53 @@ fn span(tokens: u32, bytes: usize) -> Outgoing {
 }
 
 fn bf16_to_int8() -> KvConversion {
-    let (heads, head_dim) = CONVERSION;
-    KvConversion::new(KvDtype::Bf16, KvDtype::Int8, heads, head_dim).unwrap()
+    KvConversion::new(KvDtype::Bf16, KvDtype::Int8, HEADS, HEAD_DIM).unwrap()
 }
 
 fn metrics() -> (PrefillMetrics, prometheus::Registry) {
     let registry = prometheus::Registry::new();
     (PrefillMetrics::new(&registry).unwrap(), registry)
+}
+
+fn grant(kv: KvDtype, numerics: NumericsVersion, kv_heads: u16) -> Grant {
+    Grant {
+        transfer_id: TransferId([1; 16]),
+        request_id: RequestId([2; 16]),
+        epoch: Epoch(1),
+        receiver: NodeId::new("decode-0"),
+        receiver_incarnation: Incarnation(3),
+        sender_incarnation: Incarnation(4),
+        tokens: 40,
+        cached_tokens: 0,
+        unseen: 0..0,
+        layout: WireLayout { layers: 2, kv_heads, head_dim: HEAD_DIM, dtype: kv },
+        fingerprint: ModelFingerprint([5; 32]),
+        numerics,
+        choices: 1,
+        expiry_ms: 1_000,
+    }
+}
+
+#[test]
+fn a_grant_for_another_precision_and_nothing_else_is_converted_for() {
+    let layout = KvLayout {
+        layers: 2,
+        kv_heads: HEADS,
+        head_dim: HEAD_DIM,
+        block_tokens: 16,
+        dtype: KvDtype::Bf16,
+    };
+    let own = NumericsVersion::new("n", KvDtype::Bf16);
+    let int8 = NumericsVersion::new("n", KvDtype::Int8);
+    let conversion = |grant: &Grant| conversion_for(&layout, &own, grant);
+    assert_eq!(conversion(&grant(KvDtype::Bf16, own.clone(), HEADS)), Ok(None));
+    let wanted = conversion(&grant(KvDtype::Int8, int8.clone(), HEADS));
+    assert_eq!(wanted, Ok(Some(bf16_to_int8())));
+    for unfit in [grant(KvDtype::Int8, int8, HEADS + 1), grant(KvDtype::Int8, own.clone(), HEADS)] {
+        let error = conversion(&unfit).unwrap_err();
+        assert_eq!(error.code, ErrorCode::FailedPrecondition);
+        assert!(error.message.contains("Int8") && error.message.contains("Bf16"), "{error}");
+    }
 }
 
 #[tokio::test]

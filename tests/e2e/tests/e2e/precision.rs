@@ -170,7 +170,7 @@ async fn converted_kv_serves_its_own_request_and_no_other() {
             for again in [false, true] {
                 let (answers, explain) = ask(&exact_client, prompt, *choices).await;
                 assert!(answers == *exact, "{way}: {explain}");
-                assert_eq!(explain["reason"], "no_prefill_node", "{explain}");
+                assert_eq!(explain["prefill_node"], Value::Null, "{explain}");
                 assert_eq!(explain["kv_converted"], "", "{explain}");
                 let cached = explain["cached_tokens"].as_u64().expect("it is a number");
                 assert_eq!(cached > 0, again, "{way}: {explain}");
