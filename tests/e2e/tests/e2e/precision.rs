@@ -106,26 +106,28 @@ async fn converted_bytes(local: &Local, prefill: KvDtype, decode: KvDtype) -> f6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_differ_stay_apart_unless_all_three_convert() {
     let _alone = alone().await;
-    let (prefill, decode) = (KvDtype::Bf16, KvDtype::Int8);
+    let decode = KvDtype::Int8;
     let expected = alone_answers(decode).await;
     let nobody = Converts { router: false, prefill: false, decode: false };
-    for converts in [
-        nobody,
-        Converts { router: false, ..ALL },
-        Converts { prefill: false, ..ALL },
-        Converts { decode: false, ..ALL },
+    for (prefill, converts) in [
+        (KvDtype::Bf16, nobody),
+        (KvDtype::Bf16, Converts { router: false, ..ALL }),
+        (KvDtype::Bf16, Converts { prefill: false, ..ALL }),
+        // The prefill node draws first tokens, some of which its decode node would not have drawn.
+        (KvDtype::Int4, Converts { decode: false, ..ALL }),
     ] {
         let local = start(prefill, decode, converts).await;
-        let (prompt, choices, exact) = &expected[0];
-        let (answers, explain) = ask(&local.client(), prompt, *choices).await;
-        assert!(answers == *exact, "{converts:?}: {explain}");
-        assert_eq!(explain["kv_converted"], "", "{explain}");
-        assert_eq!(explain["prefill_node"], Value::Null, "{explain}");
-        if converts.router {
-            let events = explain["events"].to_string();
-            assert!(events.contains("kv_conversion = true"), "{converts:?}: {explain}");
-        } else {
-            assert_eq!(explain["reason"], "no_prefill_node", "{explain}");
+        for (prompt, choices, exact) in &expected {
+            let (answers, explain) = ask(&local.client(), prompt, *choices).await;
+            assert!(answers == *exact, "{prefill}, {converts:?}: {explain}");
+            assert_eq!(explain["kv_converted"], "", "{explain}");
+            assert_eq!(explain["prefill_node"], Value::Null, "{explain}");
+            if converts.router {
+                let events = explain["events"].to_string();
+                assert!(events.contains("kv_conversion = true"), "{converts:?}: {explain}");
+            } else {
+                assert_eq!(explain["reason"], "no_prefill_node", "{explain}");
+            }
         }
         local.idle(IDLE_WITHIN).await;
         local.end().await;
@@ -144,7 +146,7 @@ async fn converted_kv_serves_its_own_request_and_no_other() {
         let expected = alone_answers(decode).await;
         let local = start(prefill, decode, ALL).await;
         let way = format!("{prefill} to {decode}");
-        let mut first_equal = 0;
+        let mut as_exact = 0;
         for (prompt, choices, exact) in &expected {
             let mut firsts = Vec::new();
             for again in [false, true] {
@@ -155,12 +157,17 @@ async fn converted_kv_serves_its_own_request_and_no_other() {
                 // The prefill node finds its own KV again.
                 let cached = explain["cached_tokens"].as_u64().expect("it is a number");
                 assert_eq!(cached > 0, again, "{explain}");
-                first_equal += usize::from(answers[0][0] == exact[0][0]);
                 firsts.push(answers);
             }
             assert!(firsts[0] == firsts[1], "{way}: the same conversion gives the same answer");
+            let equal = firsts[0][0].iter().zip(&exact[0]).take_while(|(a, b)| a == b).count();
+            eprintln!("{way}: {equal} of {ANSWER_TOKENS} tokens as exact, {choices} answers");
+            as_exact += equal;
         }
-        assert!(first_equal >= 2, "{way}: no first token is the exact one");
+        // Four bits cost much; between the others a likeliest token seldom changes.
+        let is_coarse = [prefill, decode].contains(&KvDtype::Int4);
+        let want = if is_coarse { 1 } else { ANSWER_TOKENS as usize };
+        assert!(as_exact >= want, "{way}: {as_exact} tokens are the exact ones");
         assert!(converted_bytes(&local, prefill, decode).await > 0.0);
         local.idle(IDLE_WITHIN).await;
         // The same prompts, exactly: computed at the decode node, and nothing converted is found.
@@ -177,18 +184,12 @@ async fn converted_kv_serves_its_own_request_and_no_other() {
             }
         }
         // Exact blocks that are there need no transfer, whoever prefills the rest.
-        let (prompt, choices, exact) = &expected[0];
-        let (answers, explain) = ask(&local.client(), prompt, *choices).await;
+        let (prompt, choices, _) = &expected[0];
+        let (_, explain) = ask(&local.client(), prompt, *choices).await;
         let held = explain["cached_at_decode_tokens"].as_u64().expect("it is a number");
         assert!(held > 0, "{explain}");
-        eprintln!("{way}: {} of {} tokens as exact", common(&answers, exact), ANSWER_TOKENS);
         local.idle(IDLE_WITHIN).await;
         shutdown.drain.cancel();
         local.end().await;
     }
-}
-
-/// Leading tokens of the first answers that are equal.
-fn common(one: &[Vec<TokenId>], other: &[Vec<TokenId>]) -> usize {
-    one[0].iter().zip(&other[0]).take_while(|(a, b)| a == b).count()
 }
