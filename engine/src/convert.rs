@@ -76,8 +76,8 @@ impl KvConversion {
         self.from == self.to
     }
 
-    /// Appends to `out` what `payload` holds: K, then V, each `[heads][token_count][head_dim]`, then
-    /// the scales of K and of V, each `[heads][token_count]`, where a precision has them.
+    /// Appends to `out` what `payload` holds: K, then V, each `[heads][token_count][head_dim]`,
+    /// then the scales of K and of V, each `[heads][token_count]`, where a precision has them.
     ///
     /// # Errors
     /// `PayloadSize`, with nothing appended.
