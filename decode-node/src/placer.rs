@@ -26,12 +26,13 @@ impl Placer for EnginePlacer {
         place.await?
     }
 
-    async fn activate(&self, commit: Commit) -> Result<(), Error> {
+    async fn activate(&self, commit: Commit, is_converted: bool) -> Result<(), Error> {
         let id = self.request_id;
         let activate = self.host.ask(move |thread| {
             let info = &commit.info;
             let now = Instant::now();
-            thread.engine.activate(id, &info.first_tokens, info.sampler_digest, now)
+            let (first_tokens, digest) = (&info.first_tokens, info.sampler_digest);
+            thread.engine.activate(id, first_tokens, digest, is_converted, now)
         });
         activate.await?
     }

@@ -118,11 +118,12 @@ impl Drop for Unclaimed<'_> {
 impl Sessions {
     pub fn new(node: NodeService, config: &NodeConfig, clock: Clock, kv_address: String) -> Self {
         let timing = Timing { peer_silent_ms: config.peer_silent_ms, ..Timing::default() };
+        let kv_conversion = config.kv_conversion;
         Self {
             node,
             clock,
             minter: Arc::new(GrantMinter::new(random::bytes())),
-            receiver_config: ReceiverConfig { timing, ..ReceiverConfig::default() },
+            receiver_config: ReceiverConfig { timing, kv_conversion, ..ReceiverConfig::default() },
             grant_expiry_ms: config.grant_expiry_ms,
             kv_address,
             table: Mutex::default(),

@@ -42,6 +42,9 @@ pub struct NodeConfig {
     pub kv_pool_mib: usize,
     /// Precision of the KV pool, and of KV as it travels: `bf16`, `int8` or `int4`.
     pub kv_dtype: KvDtype,
+    /// Works with nodes that differ in `kv_dtype` alone: a prefill node converts KV for them, a
+    /// decode node takes what was converted.
+    pub kv_conversion: bool,
     /// Where packed weights are kept from one start to the next: `beside` the model, `off`, or in
     /// a folder.
     pub weights_cache: WeightsCache,
@@ -105,6 +108,7 @@ impl NodeConfig {
             isa: IsaChoice::Auto,
             kv_pool_mib: 1_024,
             kv_dtype: KvDtype::Bf16,
+            kv_conversion: false,
             weights_cache: WeightsCache::Beside,
             weights_memory: WeightsMemory::Auto,
             block_tokens: 16,

@@ -12,7 +12,7 @@ use baton_proto::internal::{
     WatchStatusRequest,
 };
 use baton_registry::{CurrentIncarnation, Role};
-use baton_types::NodeId;
+use baton_types::{NodeId, NumericsVersion};
 use futures::Stream;
 use tokio::sync::broadcast::error::RecvError;
 use tonic::{Request, Response, Status};
@@ -102,6 +102,35 @@ impl NodeService {
                 self.id, model.fingerprint, model.numerics
             ),
         ))
+    }
+
+    /// As [`check_model`](Self::check_model), for a prompt that is computed for another node: with
+    /// `kv_conversion` that node may hold KV in another precision.
+    ///
+    /// # Errors
+    /// As there; `kv_conversion` is named where it would have helped.
+    pub fn check_receiver(
+        &self,
+        fingerprint: &[u8],
+        numerics: &str,
+        kv_conversion: bool,
+    ) -> Result<(), baton_types::Error> {
+        let model = self.host.model();
+        let asked = NumericsVersion(numerics.to_owned());
+        let differs_in_kv_alone =
+            fingerprint == model.fingerprint.0 && model.numerics.differs_in_kv_alone(&asked);
+        match (differs_in_kv_alone, kv_conversion) {
+            (true, true) => Ok(()),
+            (true, false) => Err(baton_types::Error::new(
+                baton_types::ErrorCode::FailedPrecondition,
+                format!(
+                    "node {} has {}, the decode node {asked}: give both one kv_dtype, or set \
+                     kv_conversion = true on both and on the router",
+                    self.id, model.numerics
+                ),
+            )),
+            (false, _) => self.check_model(fingerprint, numerics),
+        }
     }
 
     fn to_wire(&self, tick: &Tick) -> NodeStatus {

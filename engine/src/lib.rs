@@ -4,6 +4,7 @@
 
 pub mod backend;
 pub mod bench;
+pub mod convert;
 pub mod core;
 pub mod cpu;
 pub mod eval;

@@ -249,7 +249,7 @@ impl Placer for Pages {
         Ok(())
     }
 
-    async fn activate(&self, _: Commit) -> Result<(), Error> {
+    async fn activate(&self, _: Commit, _is_converted: bool) -> Result<(), Error> {
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Why a transfer fails.
 
-use baton_types::{Error, ErrorCode};
+use baton_types::{Error, ErrorCode, NumericsVersion};
 
 use crate::frame::{FrameError, FrameKey};
 use crate::grant::GrantError;
@@ -16,6 +16,12 @@ pub enum TransferError {
     Message(#[from] MessageError),
     #[error("{what} differs: the grant says {granted}, the peer has {peer}")]
     Mismatch { what: &'static str, granted: String, peer: String },
+    /// Nothing else differs, and KV is not to be converted on its way.
+    #[error(
+        "the precision of KV differs: the grant says {granted}, the sender has {sender}; such \
+         nodes work together where both, and the router, have kv_conversion = true"
+    )]
+    KvPrecision { granted: NumericsVersion, sender: NumericsVersion },
     #[error("no common protocol version: the peer offers {min} to {max}")]
     Version { min: u16, max: u16 },
     #[error("the peer gave up ({}): {message}", code.as_str())]
@@ -56,7 +62,7 @@ impl TransferError {
             Self::Grant(GrantError::Mac) | Self::Mismatch { .. } | Self::Version { .. } => {
                 ErrorCode::FailedPrecondition
             }
-            Self::Superseded => ErrorCode::FailedPrecondition,
+            Self::Superseded | Self::KvPrecision { .. } => ErrorCode::FailedPrecondition,
             Self::Grant(GrantError::Decode(_)) | Self::Message(_) => ErrorCode::InvalidArgument,
             Self::PeerAborted { code, .. } => *code,
             Self::PeerSilent { .. } | Self::Closed | Self::Connect { .. } => ErrorCode::Unavailable,

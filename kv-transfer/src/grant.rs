@@ -8,6 +8,7 @@ use baton_types::{
 };
 use bytes::{BufMut, Bytes, BytesMut};
 
+use crate::TransferError;
 use crate::codec::{DecodeError, Reader, put_bytes};
 use crate::frame::WireLayout;
 
@@ -169,6 +170,26 @@ impl Grant {
         }
         Ok((grant, expires_at_ms))
     }
+}
+
+/// Whether a sender of these numerics may fill the grant's blocks.
+///
+/// # Errors
+/// `KvPrecision` where it is the precision of KV alone that forbids it, else `Mismatch`.
+pub(crate) fn check_numerics(
+    granted: &NumericsVersion,
+    sender: &NumericsVersion,
+    kv_conversion: bool,
+) -> Result<(), TransferError> {
+    if sender.may_pair(granted, kv_conversion) {
+        return Ok(());
+    }
+    if sender.differs_in_kv_alone(granted) {
+        let (granted, sender) = (granted.clone(), sender.clone());
+        return Err(TransferError::KvPrecision { granted, sender });
+    }
+    let (granted, peer) = (granted.to_string(), sender.to_string());
+    Err(TransferError::Mismatch { what: "numerics", granted, peer })
 }
 
 pub(crate) fn put_layout(out: &mut BytesMut, layout: &WireLayout) {

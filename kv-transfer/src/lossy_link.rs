@@ -16,7 +16,6 @@ use crate::memory::FrameMemory;
 use crate::message::{CommitInfo, KvMessage};
 use crate::receiver::{Receiver, ReceiverAction, ReceiverConfig};
 use crate::sender::{Sender, SenderAction, SenderConfig, SenderIdentity, SenderReport};
-use crate::timing::Timing;
 use crate::{KvSpan, TransferError};
 
 mod tests;
@@ -204,7 +203,8 @@ pub(crate) fn prompt_spans(tokens: u32, random: &mut Random) -> Vec<KvSpan> {
 impl World {
     pub(crate) fn new(setup: Setup) -> Self {
         let mut random = Random::new(setup.seed);
-        let config = ReceiverConfig { timing: Timing::default(), window_bytes: setup.window_bytes };
+        let config =
+            ReceiverConfig { window_bytes: setup.window_bytes, ..ReceiverConfig::default() };
         let minter = Arc::new(GrantMinter::new([7; 32]));
         let (receiver, bytes) = Receiver::grant(config, minter, grant(&setup), 0, DEADLINE_MS);
         let sender_config = SenderConfig {

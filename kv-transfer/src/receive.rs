@@ -28,10 +28,15 @@ pub trait Placer: Send + Sync {
     fn place(&self, frame: &Frame) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Checks the sampler's digest and starts decoding. Called once, after everything is placed.
+    /// `is_converted`: the KV that came had another precision at its sender.
     ///
     /// # Errors
     /// The transfer fails with it.
-    fn activate(&self, commit: Commit) -> impl Future<Output = Result<(), Error>> + Send;
+    fn activate(
+        &self,
+        commit: Commit,
+        is_converted: bool,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
 /// How a stream ended.
@@ -173,9 +178,12 @@ impl<P: Placer> Session<'_, P> {
                 ReceiverAction::Place(frame) => self.running.push(Box::pin(async move {
                     Finished::Placed(frame.key(), placer.place(&frame).await)
                 })),
-                ReceiverAction::Activate(commit) => self.running.push(Box::pin(async move {
-                    Finished::Activated(placer.activate(*commit).await)
-                })),
+                ReceiverAction::Activate(commit) => {
+                    let is_converted = self.receiver.is_converted();
+                    self.running.push(Box::pin(async move {
+                        Finished::Activated(placer.activate(*commit, is_converted).await)
+                    }));
+                }
                 ReceiverAction::Close => {
                     self.stream.send_last(self.outbox.drain(..));
                     self.stream.incoming = futures::stream::empty().boxed();

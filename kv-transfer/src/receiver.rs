@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use crate::TransferError;
 use crate::frame::{Frame, FrameKey};
-use crate::grant::{Grant, GrantMinter};
+use crate::grant::{Grant, GrantMinter, check_numerics};
 use crate::message::{
     Body, CHECKSUM_CRC32C, Commit, Context, HeartbeatAck, KvMessage, Open, OpenAccepted,
     VERSION_MAX, VERSION_MIN,
@@ -38,11 +38,13 @@ pub struct ReceiverConfig {
     /// Payload bytes that may be on their way and not yet placed. At least one frame's, or
     /// nothing ever comes.
     pub window_bytes: u64,
+    /// A sender may hold KV in another precision; it sends the granted one.
+    pub kv_conversion: bool,
 }
 
 impl Default for ReceiverConfig {
     fn default() -> Self {
-        Self { timing: Timing::default(), window_bytes: 16 << 20 }
+        Self { timing: Timing::default(), window_bytes: 16 << 20, kv_conversion: false }
     }
 }
 
@@ -108,6 +110,8 @@ struct Link {
     offered: u32,
     /// Who opened the grant last.
     sender: Option<NodeId>,
+    /// Whether that sender holds KV in another precision than the granted one.
+    is_converted: bool,
     /// What of it the sender can do as well.
     features: u32,
 }
@@ -136,6 +140,7 @@ impl Receiver {
             placing: BTreeSet::new(),
             offered: 0,
             sender: None,
+            is_converted: false,
             features: 0,
         };
         (Self { link, state: State::Granted(Granted { expires_ms }) }, bytes)
@@ -176,6 +181,11 @@ impl Receiver {
     /// Who opened the grant; the last, where several did.
     pub fn sender(&self) -> Option<&NodeId> {
         self.link.sender.as_ref()
+    }
+
+    /// Whether the KV of whoever opened the grant last was converted on its way.
+    pub fn is_converted(&self) -> bool {
+        self.link.is_converted
     }
 
     /// Whether it still waits for an `Open`.
@@ -362,13 +372,12 @@ impl Link {
                 open.sender_incarnation.to_string(),
             ),
             ("fingerprint", grant.fingerprint.to_string(), open.fingerprint.to_string()),
-            ("numerics", grant.numerics.to_string(), open.numerics.to_string()),
             ("layout", format!("{:?}", grant.layout), format!("{:?}", open.layout)),
             ("checksum", CHECKSUM_CRC32C.to_string(), open.checksum.to_string()),
         ];
         match fields.into_iter().find(|(_, granted, peer)| granted != peer) {
             Some((what, granted, peer)) => Err(TransferError::Mismatch { what, granted, peer }),
-            None => Ok(()),
+            None => check_numerics(&grant.numerics, &open.numerics, self.config.kv_conversion),
         }
     }
 

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use crate::TransferError;
 use crate::digest::FrameDigest;
 use crate::frame::{Frame, FrameKey, PAYLOAD_MAX_BYTES};
-use crate::grant::Grant;
+use crate::grant::{Grant, check_numerics};
 use crate::memory::FrameMemory;
 use crate::message::{
     Body, CHECKSUM_CRC32C, Commit, CommitInfo, Context, HeartbeatAck, KvMessage, Open, VERSION_MAX,
@@ -48,6 +48,8 @@ pub struct SenderConfig {
     /// With so many bytes held back no more spans are wanted.
     pub queue_max_bytes: usize,
     pub memory: FrameMemory,
+    /// A grant for another precision of KV may be used; spans then come in the granted one.
+    pub kv_conversion: bool,
 }
 
 impl Default for SenderConfig {
@@ -57,6 +59,7 @@ impl Default for SenderConfig {
             frame_max_bytes: PAYLOAD_MAX_BYTES,
             queue_max_bytes: 64 << 20,
             memory: FrameMemory::heap(),
+            kv_conversion: false,
         }
     }
 }
@@ -109,8 +112,8 @@ impl Sender {
     /// request's, by the clock of `now_ms`.
     ///
     /// # Errors
-    /// `Grant` where the bytes are none, `Mismatch` where it is not for this node, its model or
-    /// its arithmetic: nothing needs to be sent then.
+    /// `Grant` where the bytes are none, `Mismatch` or `KvPrecision` where it is not for this node,
+    /// its model or its arithmetic: nothing needs to be sent then.
     ///
     /// # Panics
     /// Where `config.frame_max_bytes` exceeds [`PAYLOAD_MAX_BYTES`].
@@ -126,12 +129,12 @@ impl Sender {
         for (what, granted, own) in [
             ("incarnation", grant.sender_incarnation.to_string(), identity.incarnation.to_string()),
             ("fingerprint", grant.fingerprint.to_string(), identity.fingerprint.to_string()),
-            ("numerics", grant.numerics.to_string(), identity.numerics.to_string()),
         ] {
             if granted != own {
                 return Err(TransferError::Mismatch { what, granted, peer: own });
             }
         }
+        check_numerics(&grant.numerics, &identity.numerics, config.kv_conversion)?;
         let open = Open {
             grant: grant_bytes,
             sender: identity.node,

@@ -15,6 +15,7 @@ use baton_runtime::shutdown::Shutdown;
 use tonic::service::Routes;
 
 use crate::job::Jobs;
+use crate::metrics::PrefillMetrics;
 use crate::pull::Pulls;
 use crate::service::PrefillService;
 
@@ -101,7 +102,13 @@ impl PrefillNode {
         // It stops with the rest; what it still has would only keep the process.
         let _serving = self.kv.serve(lane, pulls.clone(), clock, metrics, stop)?;
         let holder = PrefixHolder::new(server.service.clone(), outbound.clone());
-        let jobs = Arc::new(Jobs { node: server.service.clone(), outbound, pulls });
+        let jobs = Arc::new(Jobs {
+            node: server.service.clone(),
+            outbound,
+            pulls,
+            metrics: PrefillMetrics::new(metrics)?,
+            kv_conversion: server.config().kv_conversion,
+        });
         let mut routes = Routes::builder();
         routes.add_service(PrefillServer::new(PrefillService::new(jobs)));
         routes.add_service(holder.into_server());

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use baton_engine::convert::KvConversion;
 use baton_engine::core::{EngineEvent, ExportedSpan, Prefilled, RunStats, SpanExport, Work};
 use baton_engine::thread::EngineThread;
 use baton_engine_host::{Events, NodeService, Outbound, events, to_kv_span};
@@ -16,10 +17,13 @@ use baton_proto::internal::{
     HandedOff, PrefillEvent, PrefillRunRequest, PrefixSource, PromptLogprobs,
 };
 use baton_types::{Error, ErrorCode, GenerateRequest, RequestId};
+use futures::{FutureExt, future};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::convert;
+use crate::metrics::PrefillMetrics;
 use crate::pull::{Pulled, Pulls};
 
 /// What all jobs of one node share.
@@ -28,6 +32,9 @@ pub(crate) struct Jobs {
     pub node: NodeService,
     pub outbound: Outbound,
     pub pulls: Arc<Pulls>,
+    pub metrics: PrefillMetrics,
+    /// Prompts are computed for decode nodes of another precision of KV.
+    pub kv_conversion: bool,
 }
 
 type RouterStream = mpsc::Sender<Result<PrefillEvent, Status>>;
@@ -38,6 +45,8 @@ pub(crate) struct Job {
     request: GenerateRequest,
     grant: Grant,
     sender: Sender,
+    /// Where the decode node holds KV in another precision.
+    conversion: Option<KvConversion>,
     decode_address: String,
     prefix: Option<PrefixSource>,
     arrived: Instant,
@@ -58,19 +67,22 @@ impl Jobs {
     ) -> Result<Job, Error> {
         let arrived = Instant::now();
         self.node.check_admission()?;
-        self.node.check_model(&wire.fingerprint, &wire.numerics)?;
+        self.node.check_receiver(&wire.fingerprint, &wire.numerics, self.kv_conversion)?;
         let request =
             wire.request.ok_or_else(|| Error::invalid("request", "request is missing"))?;
         let request = GenerateRequest::try_from(request)?;
         let grant =
             Grant::read(&wire.grant).map_err(|error| Error::invalid("grant", error.to_string()))?;
         check_grant(&grant, &request)?;
-        let sender = self.outbound.open(wire.grant, request.deadline_ms)?;
+        let sender = self.outbound.open(wire.grant, request.deadline_ms, self.kv_conversion)?;
+        let model = self.node.host.model();
+        let conversion = convert::conversion_for(&model.layout, &model.numerics, &grant)?;
         Ok(Job {
             jobs: self.clone(),
             request,
             grant,
             sender,
+            conversion,
             decode_address: wire.decode_address,
             prefix: wire.prefix,
             arrived,
@@ -150,6 +162,15 @@ impl Job {
         let spans_max = jobs.node.host.model().spec.layers * (self.request.prompt.len() + 1);
         let (spans_in, spans) = mpsc::channel(spans_max + 1);
         let (sender, address) = (self.sender, self.decode_address);
+        let conversion = self.conversion;
+        let (spans, converting) = match conversion {
+            None => (spans, future::ready(Ok(())).left_future()),
+            Some(conversion) => {
+                let (converted, ready) = mpsc::channel(convert::READY_SPANS);
+                let metrics = jobs.metrics.clone();
+                (ready, convert::run(conversion, spans, converted, metrics).right_future())
+            }
+        };
         let transfer = jobs.outbound.send(sender, &address, spans, self.cancel);
         let (request, skip_tokens) = (self.request, self.grant.cached_tokens as usize);
         let compute = async {
@@ -169,7 +190,7 @@ impl Job {
             Ok(Computed { stats, pulled, computed_us })
         };
         // One side's failure ends the other at once.
-        let (computed, sent) = tokio::try_join!(compute, transfer)?;
+        let (computed, sent, ()) = tokio::try_join!(compute, transfer, converting)?;
         let pulled_us = computed.pulled.took.as_micros() as u64;
         let handed_off = HandedOff {
             cached_tokens: computed.stats.cached_tokens,
@@ -182,6 +203,7 @@ impl Job {
             pulled_tokens: computed.pulled.tokens,
             pulled_us,
             pull_error: computed.pulled.error.map(|error| error.to_string()).unwrap_or_default(),
+            converted: conversion.map(|kv| kv.to_string()).unwrap_or_default(),
         };
         emit(&router, Event::HandedOff(handed_off)).await;
         Ok(())

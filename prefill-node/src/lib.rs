@@ -5,7 +5,9 @@
 #![forbid(unsafe_code)]
 
 mod app;
+mod convert;
 mod job;
+mod metrics;
 mod pull;
 mod service;
 

@@ -251,7 +251,10 @@ impl Placer for PrefixPlacer {
         place.await?
     }
 
-    async fn activate(&self, _commit: Commit) -> Result<(), Error> {
+    async fn activate(&self, _commit: Commit, is_converted: bool) -> Result<(), Error> {
+        if is_converted {
+            return Err(Error::internal("a prefix was converted on its way"));
+        }
         let id = self.id;
         let publish = self.host.ask(move |thread| thread.engine.publish_prefix(id));
         publish.await?.map(|_tokens| ())

@@ -13,7 +13,6 @@ use baton_types::{
 #[derive(Debug)]
 pub struct Model {
     pub fingerprint: ModelFingerprint,
-    pub numerics: NumericsVersion,
     pub spec: ModelSpec,
     pub limits: Limits,
     pub tokenizer: Tokenizer,
@@ -22,9 +21,9 @@ pub struct Model {
 }
 
 impl Model {
-    /// Bytes of K and V of one token over all layers, as its nodes hold them.
-    pub fn kv_token_bytes(&self) -> usize {
-        let dtype = self.numerics.kv_dtype().unwrap_or_default();
+    /// Bytes of K and V of one token over all layers, as nodes of these numerics hold them.
+    pub fn kv_token_bytes(&self, numerics: &NumericsVersion) -> usize {
+        let dtype = numerics.kv_dtype().unwrap_or_default();
         2 * self.spec.layers * self.spec.kv_heads * dtype.vector_bytes(self.spec.head_dim)
     }
 }
@@ -106,12 +105,5 @@ fn read(fingerprint: ModelFingerprint, wire: &ModelArtifactsResponse) -> Result<
     let created = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
-    Ok(Model {
-        fingerprint,
-        numerics: NumericsVersion(wire.numerics.clone()),
-        limits: Limits::for_model(&spec),
-        spec,
-        tokenizer,
-        created,
-    })
+    Ok(Model { fingerprint, limits: Limits::for_model(&spec), spec, tokenizer, created })
 }

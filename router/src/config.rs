@@ -39,6 +39,9 @@ pub struct RouterConfig {
     /// A prefill node that lacks at least so many tokens of a prompt, which another node holds, is
     /// told to pull them where that is predicted to be faster than computing; 0: never.
     pub prefix_pull_min_tokens: usize,
+    /// Where no prefill node holds KV in the decode node's precision, one of another may compute
+    /// the prompt, if the nodes convert.
+    pub kv_conversion: bool,
     /// Bytes of one HTTP request at most.
     pub max_request_bytes: usize,
     /// A node whose status is not heard so long is given up, and its requests move.
@@ -73,6 +76,7 @@ impl Default for RouterConfig {
             default_max_tokens: 0,
             local_prefill_max_tokens: 64,
             prefix_pull_min_tokens: 128,
+            kv_conversion: false,
             max_request_bytes: 4 << 20,
             node_silent_ms: 3_000,
             drain_grace_ms: 30_000,

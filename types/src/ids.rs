@@ -118,7 +118,8 @@ impl fmt::Display for NodeId {
 const KV_SEPARATOR: &str = "/kv-";
 
 /// Names one arithmetic: kernels' order of operations and the KV precision, e.g.
-/// `x86-int8.1/kv-bf16`. Nodes that differ never serve one request together.
+/// `x86-int8.1/kv-bf16`. Nodes that differ never serve one request together, unless KV is
+/// converted between them (see [`may_pair`](Self::may_pair)).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NumericsVersion(pub String);
@@ -131,12 +132,57 @@ impl NumericsVersion {
 
     /// The precision of KV that it names; none where another program made the name.
     pub fn kv_dtype(&self) -> Option<KvDtype> {
-        self.0.rsplit_once(KV_SEPARATOR)?.1.parse().ok()
+        Some(self.split()?.1)
+    }
+
+    /// Whether both name one arithmetic, over KV of two precisions.
+    pub fn differs_in_kv_alone(&self, other: &Self) -> bool {
+        match (self.split(), other.split()) {
+            (Some((own, own_kv)), Some((others, others_kv))) => {
+                own == others && own_kv != others_kv
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a node of this version may prefill for one of the other: equals may; where KV is
+    /// converted on its way, so may those that differ in its precision alone.
+    pub fn may_pair(&self, other: &Self, kv_conversion: bool) -> bool {
+        self == other || kv_conversion && self.differs_in_kv_alone(other)
+    }
+
+    fn split(&self) -> Option<(&str, KvDtype)> {
+        let (arithmetic, kv) = self.0.rsplit_once(KV_SEPARATOR)?;
+        Some((arithmetic, kv.parse().ok()?))
     }
 }
 
 impl fmt::Display for NumericsVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_pair_where_they_are_equal_or_kv_is_converted() {
+        let version = |arithmetic, kv| NumericsVersion::new(arithmetic, kv);
+        let bf16 = version("a.1", KvDtype::Bf16);
+        let int8 = version("a.1", KvDtype::Int8);
+        assert!(bf16.may_pair(&bf16, false) && bf16.may_pair(&bf16, true));
+        assert!(!bf16.may_pair(&int8, false) && bf16.may_pair(&int8, true));
+        assert!(bf16.differs_in_kv_alone(&int8) && int8.differs_in_kv_alone(&bf16));
+        assert!(!bf16.differs_in_kv_alone(&bf16));
+        let foreign =
+            ["a.1", "a.1/kv-int2", "a.1/kv-", ""].map(|name| NumericsVersion(name.into()));
+        let other_arithmetic = version("a.2", KvDtype::Int8);
+        for other in foreign.iter().chain([&other_arithmetic]) {
+            assert!(!bf16.may_pair(other, true) && !other.may_pair(&bf16, true), "{other}");
+        }
+        // Equal is equal, whoever made the name.
+        assert!(foreign[0].may_pair(&foreign[0], false));
     }
 }

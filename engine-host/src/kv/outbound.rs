@@ -70,12 +70,13 @@ impl Outbound {
         }
     }
 
-    /// A machine for a transfer under that grant.
+    /// A machine for a transfer under that grant; with `kv_conversion` it may be for a node of
+    /// another precision of KV, for which the caller converts.
     ///
     /// # Errors
     /// `InvalidArgument`, or `FailedPrecondition` where it is for another node, model or
     /// arithmetic.
-    pub fn open(&self, grant: Bytes, within_ms: u64) -> Result<Sender, Error> {
+    pub fn open(&self, grant: Bytes, within_ms: u64, kv_conversion: bool) -> Result<Sender, Error> {
         let model = self.node.host.model();
         let identity = SenderIdentity {
             node: self.node.id.clone(),
@@ -85,8 +86,8 @@ impl Outbound {
         };
         let now_ms = self.clock.now_ms();
         let deadline_ms = now_ms.saturating_add(within_ms);
-        Sender::open(self.config.clone(), identity, grant, now_ms, deadline_ms)
-            .map_err(|error| to_error(&error))
+        let config = SenderConfig { kv_conversion, ..self.config.clone() };
+        Sender::open(config, identity, grant, now_ms, deadline_ms).map_err(|error| to_error(&error))
     }
 
     /// Sends `spans` to `address` until the receiver has committed them.

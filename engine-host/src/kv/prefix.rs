@@ -63,7 +63,8 @@ impl PrefixHolder {
             let what = format!("the grant is not for a prefix of {tokens} tokens");
             return Err(Error::new(ErrorCode::FailedPrecondition, what));
         }
-        let sender = self.outbound.open(wire.grant, wire.deadline_ms)?;
+        // A prefix is published at the other end: it goes as it is, or not at all.
+        let sender = self.outbound.open(wire.grant, wire.deadline_ms, false)?;
         // The hold's own name, so that nobody else can end it.
         let (host, id) = (&self.node.host, TransferId(random::bytes()));
         let prefix = Prefix { tokens: wire.tokens, tenant_salt: wire.tenant_salt.to_vec() };

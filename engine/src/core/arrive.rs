@@ -129,7 +129,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Goes on from a complete transfer as if the prompt had been computed here.
+    /// Goes on from a complete transfer as if the prompt had been computed here. KV that
+    /// `is_converted` is not what this node would have computed: neither it nor what follows is
+    /// found by other requests.
     ///
     /// # Errors
     /// `NotFound`; `DataLoss` where the sampler states differ.
@@ -138,6 +140,7 @@ impl Engine {
         id: RequestId,
         first_tokens: &[TokenOutput],
         digest: [u8; 32],
+        is_converted: bool,
         now: Instant,
     ) -> Result<(), Error> {
         let number = self.number(id)?;
@@ -157,10 +160,13 @@ impl Engine {
             unreachable!("checked above");
         };
         table.append(run.request.prompt.len() - table.len());
-        // What no answer sees has not come, though the block around it may be here.
-        let unseen = run.request.unseen_prompt();
-        let came = if unseen.is_empty() { table.len() } else { unseen.start };
-        table.publish(&mut self.pool, &run.prompt_hashes, &run.request.prompt[..came]);
+        run.is_exact = !is_converted;
+        if run.is_exact {
+            // What no answer sees has not come, though the block around it may be here.
+            let unseen = run.request.unseen_prompt();
+            let came = if unseen.is_empty() { table.len() } else { unseen.start };
+            table.publish(&mut self.pool, &run.prompt_hashes, &run.request.prompt[..came]);
+        }
         self.begin_answers(&mut run, table);
         run.started = true;
         run.stats.first_token_us = run.since_submission_us(now);

@@ -302,8 +302,9 @@ impl Engine {
         self.runs.values().map(of).sum()
     }
 
-    /// Gives a run's blocks back; it is `Waiting` then.
+    /// Gives a run's blocks back; it is `Waiting` then, and computes all that it needs again.
     fn release(&mut self, run: &mut Run) {
+        run.is_exact = true;
         match std::mem::replace(&mut run.phase, Phase::Waiting) {
             Phase::Waiting => {}
             Phase::Reserved(mut table) | Phase::Prompt(mut table) => table.release(&mut self.pool),

@@ -120,6 +120,9 @@ pub(super) struct Run {
     pub key: HashKey,
     pub prompt_hashes: Vec<BlockHash>,
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// All KV that it holds is what this node computes for these tokens; other KV, and what was
+    /// computed from it, has no hash.
+    pub is_exact: bool,
     /// Of a handoff: what the commit carries.
     pub first_tokens: Vec<TokenOutput>,
     pub deadline: Instant,
@@ -157,6 +160,7 @@ impl Run {
             choices,
             key,
             prompt_logprobs: Vec::new(),
+            is_exact: true,
             first_tokens: Vec::new(),
             submitted: now,
             started: false,

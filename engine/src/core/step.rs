@@ -290,8 +290,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Publishes an answer's blocks as they fill.
+    /// Publishes an answer's blocks as they fill, where they follow from KV of this node's own.
     fn publish_answer(&mut self, run: &mut Run, choice: usize) {
+        if !run.is_exact {
+            return;
+        }
         let done = table_mut(&mut run.phase, Some(choice)).len();
         if done.is_multiple_of(self.pool.block_tokens()) && done <= run.request.cacheable_tokens() {
             let tokens = run.tokens_of(choice);

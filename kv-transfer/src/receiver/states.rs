@@ -60,6 +60,7 @@ impl State {
                 Ok(()) => {
                     link.features = open.features & link.offered;
                     link.sender = Some(open.sender.clone());
+                    link.is_converted = open.numerics != link.grant.numerics;
                     link.send_accepted();
                     State::Open(OpenState { arrived: Arrived::new(&link.grant, now_ms) })
                 }

@@ -1,4 +1,4 @@
-use baton_types::{ErrorCode, TransferId};
+use baton_types::{ErrorCode, KvDtype, NumericsVersion, TransferId};
 
 use super::*;
 use crate::lossy_link::{DEADLINE_MS, Faults, Setup, commit_info, grant, identity, span};
@@ -102,6 +102,65 @@ fn whoever_does_not_fit_is_refused_and_the_field_is_named() {
     assert_eq!(mac.code(), ErrorCode::FailedPrecondition);
     let stale = refusal(|message| message.context.epoch = Epoch(1));
     assert_eq!(stale, TransferError::Superseded);
+}
+
+/// A sender with bfloat16 opens a grant for `granted`; each end converts or does not.
+fn opened_by_bf16(
+    granted: &NumericsVersion,
+    sender_converts: bool,
+    receiver_converts: bool,
+) -> Result<(Receiver, Vec<ReceiverAction>), TransferError> {
+    let minter = Arc::new(GrantMinter::new([7; 32]));
+    let grant = Grant { numerics: granted.clone(), ..grant(&setup()) };
+    let config = ReceiverConfig { kv_conversion: receiver_converts, ..ReceiverConfig::default() };
+    let (mut receiver, bytes) = Receiver::grant(config, minter, grant, 0, DEADLINE_MS);
+    let numerics = NumericsVersion::new("n", KvDtype::Bf16);
+    let identity = SenderIdentity { numerics, ..identity() };
+    let config = SenderConfig { kv_conversion: sender_converts, ..SenderConfig::default() };
+    let mut sender = Sender::open(config, identity, bytes, 0, DEADLINE_MS)?;
+    receiver.on_message(said_by_sender(&mut sender).remove(0), 1);
+    let actions = actions(&mut receiver);
+    Ok((receiver, actions))
+}
+
+#[test]
+fn kv_of_another_precision_is_taken_only_where_both_convert() {
+    let int8 = NumericsVersion::new("n", KvDtype::Int8);
+    let refused = opened_by_bf16(&int8, false, true).unwrap_err();
+    let TransferError::KvPrecision { granted, sender } = &refused else { panic!("{refused}") };
+    assert_eq!((granted.0.as_str(), sender.0.as_str()), ("n/kv-int8", "n/kv-bf16"));
+    assert_eq!(refused.code(), ErrorCode::FailedPrecondition);
+    assert!(refused.to_string().contains("kv_conversion = true"), "{refused}");
+
+    let (receiver, actions) = opened_by_bf16(&int8, true, false).unwrap();
+    assert!(receiver.is_granted() && !receiver.is_converted());
+    assert_eq!(actions.last(), Some(&ReceiverAction::Refused(refused)));
+
+    let (receiver, actions) = opened_by_bf16(&int8, true, true).unwrap();
+    assert!(receiver.is_converted() && !receiver.is_granted());
+    let [ReceiverAction::Send(KvMessage { body: Body::OpenAccepted(_), .. })] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+
+    // Whoever may convert need not.
+    let (receiver, _) =
+        opened_by_bf16(&NumericsVersion::new("n", KvDtype::Bf16), true, true).unwrap();
+    assert!(!receiver.is_converted() && !receiver.is_granted());
+    // Other arithmetic stays other arithmetic.
+    let error = opened_by_bf16(&NumericsVersion::new("m", KvDtype::Int8), true, true).unwrap_err();
+    assert!(matches!(error, TransferError::Mismatch { what: "numerics", .. }), "{error}");
+}
+
+#[test]
+fn a_grant_that_is_opened_again_forgets_that_kv_was_converted() {
+    let int8 = NumericsVersion::new("n", KvDtype::Int8);
+    let (mut receiver, _) = opened_by_bf16(&int8, true, true).unwrap();
+    receiver.abort(TransferError::Superseded, 2);
+    receiver.on_closed();
+    let exact = SenderIdentity { numerics: int8, ..identity() };
+    let bytes = receiver.regrant(exact.incarnation, 3, DEADLINE_MS).expect("it is free");
+    receiver.on_message(said_by_sender(&mut open(bytes, exact)).remove(0), 4);
+    assert!(!receiver.is_granted() && !receiver.is_converted());
 }
 
 #[test]

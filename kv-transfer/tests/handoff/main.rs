@@ -75,7 +75,7 @@ impl Placer for Memory {
         Ok(())
     }
 
-    async fn activate(&self, commit: Commit) -> Result<(), Error> {
+    async fn activate(&self, commit: Commit, _is_converted: bool) -> Result<(), Error> {
         *self.commit.lock().unwrap() = Some(commit);
         Ok(())
     }

@@ -235,6 +235,11 @@ impl Node {
         self.heard().fingerprint
     }
 
+    /// Its numerics version, as far as it has been heard.
+    pub fn numerics(&self) -> NumericsVersion {
+        NumericsVersion(self.heard().status.numerics.clone())
+    }
+
     pub fn state(&self) -> NodeState {
         Self::state_of(&self.heard())
     }

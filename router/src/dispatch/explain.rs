@@ -32,6 +32,9 @@ pub struct Explain {
     pub transferred_bytes: u64,
     /// How it travelled; empty where nothing did.
     pub transport: String,
+    /// As "bf16 to int8" where the two nodes hold KV in different precisions; then the answer may
+    /// be another than that of equal nodes. Else empty.
+    pub kv_converted: String,
     pub preemptions: u32,
     pub phases_us: Phases,
     /// Failures on the way, and what was done about them.
@@ -149,6 +152,7 @@ impl Trail {
             self.explain.pulled_tokens = handed_off.pulled_tokens;
             self.explain.pulled_from = from;
         }
+        self.explain.kv_converted = handed_off.converted.clone();
         if !handed_off.fallback.is_empty() {
             self.note(format!("KV took gRPC: {}", handed_off.fallback));
         }

@@ -5,6 +5,7 @@
 //! attempt; a lost decode node leads back to `Placing`, with the tokens that were accepted.
 
 mod explain;
+mod numerics;
 mod placing;
 mod sequencer;
 mod streaming;
@@ -12,10 +13,9 @@ mod streaming;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_kv_cache::{HashKey, prefix_hashes};
 use baton_types::{
-    BlockHash, Error, ErrorCode, FinishReason, GenerateRequest, NodeId, RequestId, TokenLogprobs,
-    TokenOutput,
+    Error, ErrorCode, FinishReason, GenerateRequest, NodeId, NumericsVersion, RequestId,
+    TokenLogprobs, TokenOutput,
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -28,6 +28,7 @@ use crate::metrics::RouterMetrics;
 use crate::plan::PlanRequest;
 use crate::retry::RetryBudget;
 use explain::Trail;
+use numerics::PromptHashes;
 use sequencer::Sequencer;
 
 pub use explain::{Explain, Phases};
@@ -104,7 +105,8 @@ struct Dispatch {
     router: Dispatcher,
     model: Arc<Model>,
     request: GenerateRequest,
-    hashes: Vec<BlockHash>,
+    numerics: NumericsVersion,
+    hashes: PromptHashes,
     sequencer: Sequencer,
     events: mpsc::Sender<RequestEvent>,
     deadline: Instant,
@@ -138,12 +140,9 @@ impl Dispatch {
         arrived: Instant,
         events: mpsc::Sender<RequestEvent>,
     ) -> Self {
-        // As the nodes hash: their numerics version names the precision of their KV.
-        let dtype = model.numerics.kv_dtype().unwrap_or_default();
-        let key = HashKey::new(&model.fingerprint, &model.numerics, dtype, &request.tenant_salt);
-        let cacheable = request.prompt.len().min(request.cacheable_tokens());
         Self {
-            hashes: prefix_hashes(&key, &request.prompt[..cacheable]),
+            numerics: NumericsVersion(String::new()),
+            hashes: PromptHashes::default(),
             sequencer: Sequencer::new(request.choices),
             deadline: arrived + Duration::from_millis(request.deadline_ms),
             trail: Trail::new(arrived, &request, &model.spec.name),
@@ -216,12 +215,13 @@ impl Dispatch {
         let held = prompt_tokens.min(self.request.cacheable_tokens());
         PlanRequest {
             fingerprint: self.model.fingerprint,
-            numerics: self.model.numerics.clone(),
+            numerics: self.numerics.clone(),
+            // A token that was drawn over KV of one precision need not be that of another.
+            kv_conversion: self.router.config.kv_conversion && !self.sequencer.has_tokens(),
             prompt_tokens,
             reserve_tokens: held + 16 * usize::from(self.request.choices),
             local_prefill_max_tokens: self.router.config.local_prefill_max_tokens,
             pull_min_tokens: self.router.config.prefix_pull_min_tokens,
-            kv_token_bytes: self.model.kv_token_bytes(),
             excluded: self.excluded.clone(),
             kept: self.kept.as_ref().map(|kept| kept.node().clone()),
             ignores_cache: self.request.prompt_logprobs.is_some() && !self.has_prompt_logprobs,

@@ -142,9 +142,9 @@ impl Dispatch {
     /// Asks one node after the other until one takes the request.
     async fn try_place(&mut self) -> Result<Placement, NotPlaced> {
         let mut full: Option<NotPlaced> = None;
+        self.settle_numerics();
         loop {
-            let nodes: Vec<_> =
-                self.router.cluster.nodes().iter().map(|node| node.view(&self.hashes)).collect();
+            let nodes = self.views();
             let plan = match plan(&self.plan_request(), &nodes) {
                 Ok(plan) => plan,
                 Err(error) => return Err(full.unwrap_or(error.into())),
@@ -225,7 +225,7 @@ impl Dispatch {
             request: Some(Request::from(request)),
             attempt,
             fingerprint: self.model.fingerprint.0.to_vec().into(),
-            numerics: self.model.numerics.0.clone(),
+            numerics: self.numerics.0.clone(),
             prefill_incarnation: prefill.map_or(0, |view| view.incarnation.0),
             delivered: delivered.collect(),
         };
@@ -239,13 +239,14 @@ impl Dispatch {
         view: NodeView,
         reserved: &ReserveResponse,
     ) -> Result<PrefillStream, Error> {
+        let prefix = self.prefix_source(&view);
         let run = PrefillRunRequest {
             request: Some(Request::from(&placement.request)),
             grant: reserved.grant.clone(),
             decode_address: reserved.kv_address.clone(),
             fingerprint: self.model.fingerprint.0.to_vec().into(),
-            numerics: self.model.numerics.0.clone(),
-            prefix: self.prefix_source(&view),
+            numerics: self.numerics.0.clone(),
+            prefix,
         };
         let mut client = PrefillClient::new(view.node.channel());
         let events = within(client.run(run)).await?;
@@ -255,9 +256,9 @@ impl Dispatch {
 
     /// Where that prefill node should have the prompt's first tokens, if anywhere.
     fn prefix_source(&mut self, prefill: &NodeView) -> Option<PrefixSource> {
-        let nodes = self.router.cluster.nodes();
-        let nodes: Vec<_> = nodes.iter().map(|node| node.view(&self.hashes)).collect();
-        let pull = prefix_pull(&self.plan_request(), prefill, &nodes);
+        let nodes = self.views();
+        let kv_token_bytes = self.model.kv_token_bytes(&prefill.numerics);
+        let pull = prefix_pull(&self.plan_request(), prefill, kv_token_bytes, &nodes);
         self.trail.pulls(pull.as_ref().map(|pull| pull.from.node.member().id.as_str()));
         let pull = pull?;
         let member = pull.from.node.member();

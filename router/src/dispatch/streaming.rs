@@ -117,6 +117,9 @@ impl Dispatch {
             }
         };
         match event.event {
+            // Where KV is converted the first tokens are the decode node's to say, with the commit:
+            // another prefill, if this one fails, need not draw the same.
+            Some(prefill_event::Event::Token(_)) if self.is_converting(placement) => {}
             Some(prefill_event::Event::Token(token)) => self.token(token).await?,
             Some(prefill_event::Event::PromptLogprobs(all)) => self.prompt_logprobs(all).await,
             Some(prefill_event::Event::HandedOff(handed_off)) => {
@@ -126,6 +129,11 @@ impl Dispatch {
             None => {}
         }
         Ok(())
+    }
+
+    /// Whether a node of another precision prefills.
+    fn is_converting(&self, placement: &Placement) -> bool {
+        placement.prefill.as_ref().is_some_and(|prefill| prefill.view.numerics != self.numerics)
     }
 
     async fn token(&mut self, token: TokenOutput) -> Result<(), Interrupted> {
@@ -170,8 +178,7 @@ impl Dispatch {
             let next = if placement.attempt > PREFILL_ATTEMPTS_MAX {
                 None
             } else {
-                let nodes: Vec<_> =
-                    self.router.cluster.nodes().iter().map(|n| n.view(&self.hashes)).collect();
+                let nodes = self.views();
                 another_prefill(&self.plan_request(), &nodes)
             };
             let name = next.as_ref().map(|view| view.node.member().id.to_string());

@@ -17,7 +17,10 @@ pub use scorer::{DecodeLoad, PrefillTime, PrefixMiss, Scorer};
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
     pub fingerprint: ModelFingerprint,
+    /// The decode node's.
     pub numerics: NumericsVersion,
+    /// A prefill node may hold KV in another precision, if none of the same can be had.
+    pub kv_conversion: bool,
     pub prompt_tokens: usize,
     /// Prompt and as much of the answers as is reserved for.
     pub reserve_tokens: usize,
@@ -25,8 +28,6 @@ pub struct PlanRequest {
     pub local_prefill_max_tokens: usize,
     /// A prefill node that lacks so many tokens which another holds may pull them; 0: never.
     pub pull_min_tokens: usize,
-    /// Bytes of K and V of one token over all layers.
-    pub kv_token_bytes: usize,
     /// Nodes that have failed for this request.
     pub excluded: Vec<NodeId>,
     /// The node that is kept for this request, if one is.
@@ -82,7 +83,7 @@ impl Reason {
 /// `Unavailable` where no decode node of that model can be asked now; `ResourceExhausted` where
 /// those that could are kept for requests that have waited longer.
 pub fn plan(request: &PlanRequest, nodes: &[NodeView]) -> Result<Plan, Error> {
-    let decode = pick(request, nodes, Role::Decode, &[&DecodeLoad, &PrefixMiss])
+    let decode = pick(request, false, nodes, Role::Decode, &[&DecodeLoad, &PrefixMiss])
         .ok_or_else(|| no_decode_node(request, nodes))?;
     let cached = if request.ignores_cache { 0 } else { decode.cached_tokens };
     let rest = request.prompt_tokens.saturating_sub(cached);
@@ -96,19 +97,45 @@ pub fn plan(request: &PlanRequest, nodes: &[NodeView]) -> Result<Plan, Error> {
     if rest <= request.local_prefill_max_tokens {
         return Ok(local(Reason::SmallRemainder));
     }
-    match pick(request, nodes, Role::Prefill, &[&PrefillTime]) {
+    match another_prefill(request, nodes) {
         Some(prefill) => Ok(Plan { prefill: Some(prefill), ..local(Reason::Remote) }),
         None => Ok(local(Reason::NoPrefillNode)),
     }
 }
 
-/// The prefill node to use instead of one that failed.
+/// The prefill node for a request, or the one to use instead of one that failed. Any of the decode
+/// node's precision is better than one whose KV must be converted.
 pub fn another_prefill(request: &PlanRequest, nodes: &[NodeView]) -> Option<NodeView> {
-    pick(request, nodes, Role::Prefill, &[&PrefillTime])
+    let pick = |convert| pick(request, convert, nodes, Role::Prefill, &[&PrefillTime]);
+    pick(false).or_else(|| if request.kv_conversion { pick(true) } else { None })
 }
 
+/// The numerics of new requests for a model: those of a decode node. Where decode nodes differ,
+/// all take those for which a decode node is ready, then a prefill node of the same; then those
+/// of most nodes; then the first by name.
+pub fn numerics(fingerprint: ModelFingerprint, nodes: &[NodeView]) -> Option<NumericsVersion> {
+    let of = |role| {
+        nodes.iter().filter(move |view| view.role == role && view.fingerprint == Some(fingerprint))
+    };
+    let ready = |role, numerics: &NumericsVersion| {
+        let is_ready = |view: &&NodeView| view.state == NodeState::Ready;
+        of(role).filter(is_ready).filter(|view| view.numerics == *numerics).count()
+    };
+    let rank = |numerics: &NumericsVersion| {
+        let decode = ready(Role::Decode, numerics);
+        (decode > 0, ready(Role::Prefill, numerics) > 0, decode)
+    };
+    let order = |a: &&NumericsVersion, b: &&NumericsVersion| {
+        rank(a).cmp(&rank(b)).then_with(|| b.0.cmp(&a.0))
+    };
+    of(Role::Decode).map(|view| &view.numerics).max_by(order).cloned()
+}
+
+/// The cheapest node of that role; with `convert`, nodes that differ in the precision of KV fit
+/// too.
 fn pick(
     request: &PlanRequest,
+    convert: bool,
     nodes: &[NodeView],
     role: Role,
     scorers: &[&dyn Scorer],
@@ -124,30 +151,30 @@ fn pick(
     };
     nodes
         .iter()
-        .filter(|view| view.role == role && fits(request, view))
+        .filter(|view| view.role == role && fits(request, view, convert))
         .min_by(|a, b| cost(a).total_cmp(&cost(b)).then(order(a).cmp(&order(b))))
         .cloned()
 }
 
 /// Ready, of the same model and arithmetic, not known to fail, and not kept for another. A request
 /// that was running already goes on wherever there is room.
-fn fits(request: &PlanRequest, view: &NodeView) -> bool {
-    is_able(request, view)
+fn fits(request: &PlanRequest, view: &NodeView, convert: bool) -> bool {
+    is_able(request, view, convert)
         && (!view.is_kept
             || request.is_recovery
             || request.kept.as_ref() == Some(&view.node.member().id))
 }
 
-fn is_able(request: &PlanRequest, view: &NodeView) -> bool {
+fn is_able(request: &PlanRequest, view: &NodeView, convert: bool) -> bool {
     view.state == NodeState::Ready
         && view.fingerprint == Some(request.fingerprint)
-        && view.numerics == request.numerics
+        && view.numerics.may_pair(&request.numerics, convert)
         && !request.excluded.contains(&view.node.member().id)
 }
 
 fn no_decode_node(request: &PlanRequest, nodes: &[NodeView]) -> Error {
     let decode: Vec<_> = nodes.iter().filter(|view| view.role == Role::Decode).collect();
-    if decode.iter().any(|view| is_able(request, view)) {
+    if decode.iter().any(|view| is_able(request, view, false)) {
         let why = "what the decode nodes free is kept for requests that have waited longer";
         return Error::exhausted(why, 1_000);
     }

@@ -28,10 +28,13 @@ pub struct PrefixPull {
     pub within_ms: u64,
 }
 
-/// The best source of what `prefill` lacks, where one is predicted to be faster than computing.
+/// The best source of what `prefill` lacks, where one is predicted to be faster than computing. It
+/// holds KV as that node does, which need not be as the decode node does; one token of it takes
+/// `kv_token_bytes`.
 pub fn prefix_pull(
     request: &PlanRequest,
     prefill: &NodeView,
+    kv_token_bytes: usize,
     nodes: &[NodeView],
 ) -> Option<PrefixPull> {
     if request.pull_min_tokens == 0 || request.ignores_cache {
@@ -39,14 +42,15 @@ pub fn prefix_pull(
     }
     let computing = PrefixMiss.cost_ms(request, prefill);
     let candidates = nodes.iter().filter(|view| {
-        is_able(request, view)
+        is_able(request, view, true)
+            && view.numerics == prefill.numerics
             && view.node.member().id != prefill.node.member().id
             && view.cached_tokens >= prefill.cached_tokens + request.pull_min_tokens
     });
     let priced = candidates.filter_map(|view| {
         let tokens = view.cached_tokens - prefill.cached_tokens;
         let spared = prefill_ms(tokens, prefill);
-        let pulling = pull_ms(tokens * request.kv_token_bytes, view);
+        let pulling = pull_ms(tokens * kv_token_bytes, view);
         let is_worth_it = pulling <= WORTH * spared;
         is_worth_it.then_some((computing - spared + pulling, spared, view))
     });
@@ -72,17 +76,22 @@ fn pull_ms(bytes: usize, holder: &NodeView) -> f64 {
 #[cfg(test)]
 mod tests {
     use baton_registry::Role;
+    use baton_types::{KvDtype, NumericsVersion};
 
     use super::*;
     use crate::cluster::NodeState;
     use crate::plan::tests::{request, view};
 
     fn asked() -> PlanRequest {
-        PlanRequest { pull_min_tokens: 128, kv_token_bytes: 23_040, ..request(2_000) }
+        PlanRequest { pull_min_tokens: 128, ..request(2_000) }
     }
 
     fn holder(id: &str, tokens: usize) -> NodeView {
         NodeView { cached_tokens: tokens, ..view(id, Role::Decode) }
+    }
+
+    fn pull(request: &PlanRequest, prefill: &NodeView, nodes: &[NodeView]) -> Option<PrefixPull> {
+        prefix_pull(request, prefill, 23_040, nodes)
     }
 
     fn name(pull: Option<PrefixPull>) -> Option<String> {
@@ -95,35 +104,43 @@ mod tests {
         let mut far = holder("far", 1_920);
         far.kv_bytes_per_s = 10e6;
         let nodes = [cold.clone(), holder("some", 960), far.clone(), holder("most", 1_920)];
-        let pull = prefix_pull(&asked(), &cold, &nodes).unwrap();
-        assert_eq!((pull.tokens, pull.within_ms), (1_920, 1_920));
-        assert_eq!(name(Some(pull)).as_deref(), Some("most"));
+        let most = pull(&asked(), &cold, &nodes).unwrap();
+        assert_eq!((most.tokens, most.within_ms), (1_920, 1_920));
+        assert_eq!(name(Some(most)).as_deref(), Some("most"));
         // 44 MB at 10 MB/s take longer than to compute them.
-        assert!(prefix_pull(&asked(), &cold, &[far]).is_none());
+        assert!(pull(&asked(), &cold, &[far]).is_none());
     }
 
     #[tokio::test]
     async fn nothing_is_pulled_that_is_there_or_not_worth_it() {
         let (cold, some) = (view("p", Role::Prefill), holder("d", 960));
         let warm = NodeView { cached_tokens: 900, ..view("p", Role::Prefill) };
-        assert!(prefix_pull(&asked(), &warm, std::slice::from_ref(&some)).is_none());
+        assert!(pull(&asked(), &warm, std::slice::from_ref(&some)).is_none());
         let fast = NodeView { prefill_tokens_per_s: 100_000.0, ..cold.clone() };
-        assert!(prefix_pull(&asked(), &fast, std::slice::from_ref(&some)).is_none());
+        assert!(pull(&asked(), &fast, std::slice::from_ref(&some)).is_none());
         let itself = NodeView { cached_tokens: 960, ..cold.clone() };
-        assert!(prefix_pull(&asked(), &cold, &[itself]).is_none());
+        assert!(pull(&asked(), &cold, &[itself]).is_none());
         let mut busy = some.clone();
         (busy.busy_requests, busy.decode_step_ms) = (1, 400.0);
-        assert!(prefix_pull(&asked(), &cold, &[busy]).is_none());
+        assert!(pull(&asked(), &cold, &[busy]).is_none());
+        let mut other = some.clone();
+        other.numerics = NumericsVersion::new("n", KvDtype::Int8);
+        assert!(pull(&asked(), &cold, std::slice::from_ref(&other)).is_none());
+        // As the prefill node holds it, whatever the decode node does.
+        let int8 = NodeView { numerics: other.numerics.clone(), ..cold.clone() };
+        let bf16 = NumericsVersion::new("n", KvDtype::Bf16);
+        let converts = PlanRequest { numerics: bf16, kv_conversion: true, ..asked() };
+        assert_eq!(name(pull(&converts, &int8, &[other])).as_deref(), Some("d"));
         let mut gone = some.clone();
         gone.state = NodeState::Unreachable;
-        assert!(prefix_pull(&asked(), &cold, &[gone]).is_none());
+        assert!(pull(&asked(), &cold, &[gone]).is_none());
         for refused in [
             PlanRequest { pull_min_tokens: 0, ..asked() },
             PlanRequest { ignores_cache: true, ..asked() },
             PlanRequest { excluded: vec![some.node.member().id.clone()], ..asked() },
         ] {
-            assert!(prefix_pull(&refused, &cold, std::slice::from_ref(&some)).is_none());
+            assert!(pull(&refused, &cold, std::slice::from_ref(&some)).is_none());
         }
-        assert_eq!(name(prefix_pull(&asked(), &cold, &[some])).as_deref(), Some("d"));
+        assert_eq!(name(pull(&asked(), &cold, &[some])).as_deref(), Some("d"));
     }
 }

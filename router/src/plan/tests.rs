@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use baton_registry::Member;
-use baton_types::{ErrorCode, Incarnation};
+use baton_types::{ErrorCode, Incarnation, KvDtype};
 
 use super::*;
 use crate::cluster::Node;
@@ -39,11 +39,11 @@ pub(super) fn request(prompt_tokens: usize) -> PlanRequest {
     PlanRequest {
         fingerprint: ModelFingerprint([1; 32]),
         numerics: NumericsVersion("n".into()),
+        kv_conversion: false,
         prompt_tokens,
         reserve_tokens: prompt_tokens + 16,
         local_prefill_max_tokens: 64,
         pull_min_tokens: 0,
-        kv_token_bytes: 0,
         excluded: vec![],
         kept: None,
         ignores_cache: false,
@@ -148,4 +148,58 @@ async fn a_node_that_is_kept_takes_whom_it_is_kept_for() {
     }
     drop(keeps);
     assert!(!kept.node.view(&[]).is_kept);
+}
+
+fn of_kv(id: &str, role: Role, kv: KvDtype) -> NodeView {
+    NodeView { numerics: NumericsVersion::new("n", kv), ..view(id, role) }
+}
+
+#[tokio::test]
+async fn kv_is_converted_only_where_it_may_be_and_no_equal_node_can_be_had() {
+    let decode = of_kv("d", Role::Decode, KvDtype::Int8);
+    let other = of_kv("bf16", Role::Prefill, KvDtype::Bf16);
+    let mut equal = of_kv("int8", Role::Prefill, KvDtype::Int8);
+    let exact = PlanRequest { numerics: decode.numerics.clone(), ..request(500) };
+    let may = PlanRequest { kv_conversion: true, ..exact.clone() };
+    let pair = [decode.clone(), other.clone()];
+    assert_eq!(plan(&exact, &pair).unwrap().reason, Reason::NoPrefillNode);
+    let plan_of = |request: &PlanRequest, nodes: &[NodeView]| names(&plan(request, nodes).unwrap());
+    assert_eq!(plan_of(&may, &pair).1.as_deref(), Some("bf16"));
+    // However much waits there.
+    equal.waiting_tokens = 1_000_000;
+    let all = [decode.clone(), other.clone(), equal.clone()];
+    assert_eq!(plan_of(&may, &all).1.as_deref(), Some("int8"));
+    equal.state = NodeState::Draining;
+    let all = [decode.clone(), other.clone(), equal];
+    assert_eq!(plan_of(&may, &all).1.as_deref(), Some("bf16"));
+    assert_eq!(another_prefill(&exact, &all).map(|view| view.role), None);
+    // A decode node is never of another precision, and arithmetic never differs.
+    assert!(plan(&may, &[of_kv("d", Role::Decode, KvDtype::Bf16), other]).is_err());
+    let mut foreign = of_kv("m", Role::Prefill, KvDtype::Bf16);
+    foreign.numerics = NumericsVersion::new("m", KvDtype::Bf16);
+    assert_eq!(plan(&may, &[decode, foreign]).unwrap().reason, Reason::NoPrefillNode);
+}
+
+#[tokio::test]
+async fn a_request_has_the_numerics_of_a_decode_node() {
+    let model = ModelFingerprint([1; 32]);
+    let of = |nodes: &[NodeView]| numerics(model, nodes).and_then(|found| found.kv_dtype());
+    let prefill = of_kv("p", Role::Prefill, KvDtype::Bf16);
+    assert_eq!(of(std::slice::from_ref(&prefill)), None);
+    let [one, two, three] =
+        ["one", "two", "three"].map(|id| of_kv(id, Role::Decode, KvDtype::Int8));
+    let mut bf16 = of_kv("four", Role::Decode, KvDtype::Bf16);
+    assert_eq!(of(&[prefill.clone(), one.clone()]), Some(KvDtype::Int8));
+    // A pair of equal precision is worth more than many decode nodes.
+    let all = [one.clone(), two.clone(), three.clone(), bf16.clone(), prefill.clone()];
+    assert_eq!(of(&all), Some(KvDtype::Bf16));
+    assert_eq!(of(&all[..4]), Some(KvDtype::Int8));
+    // One of each: by name, and in whatever order they stand.
+    assert_eq!(of(&[one.clone(), bf16.clone()]), Some(KvDtype::Bf16));
+    assert_eq!(of(&[bf16.clone(), one.clone()]), Some(KvDtype::Bf16));
+    bf16.state = NodeState::Unreachable;
+    assert_eq!(of(&[one, bf16.clone(), prefill.clone()]), Some(KvDtype::Int8));
+    assert_eq!(of(&[bf16, prefill]), Some(KvDtype::Bf16), "it may come back");
+    let other = NodeView { fingerprint: None, ..two };
+    assert_eq!(of(&[other]), None);
 }

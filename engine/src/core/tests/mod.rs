@@ -252,6 +252,15 @@ fn a_panic_in_a_step_fails_that_step_only() {
 
 /// Prefill on one engine, decode on another, with other block sizes and cached parts on both.
 fn hand_over(source: &mut Engine, target: &mut Engine, request: &GenerateRequest) -> Outcome {
+    hand_over_as(false, source, target, request)
+}
+
+fn hand_over_as(
+    is_converted: bool,
+    source: &mut Engine,
+    target: &mut Engine,
+    request: &GenerateRequest,
+) -> Outcome {
     let inbox = Inbox::default();
     let now = Instant::now();
     let skip_tokens = target.reserve(request.clone(), &[], Box::new(inbox.clone()), now).unwrap();
@@ -275,7 +284,8 @@ fn hand_over(source: &mut Engine, target: &mut Engine, request: &GenerateRequest
             .unwrap();
     }
     let prefilled = first.prefilled.unwrap();
-    target.activate(request.id, &prefilled.first_tokens, prefilled.sampler_digest, now).unwrap();
+    let (first_tokens, digest) = (&prefilled.first_tokens, prefilled.sampler_digest);
+    target.activate(request.id, first_tokens, digest, is_converted, now).unwrap();
     run_dry(target);
     let outcome = inbox.outcome(usize::from(request.choices));
     for (own, other) in first.tokens.iter().zip(&outcome.tokens) {
@@ -300,6 +310,52 @@ fn a_handoff_changes_nothing() {
 }
 
 #[test]
+fn converted_kv_and_what_follows_it_is_never_found() {
+    let (mut source, mut target) = (engine(64, 32), engine(64, 16));
+    // Exact blocks that lie here already are of use all the same.
+    let short = request(1, prompt(40, 1), 4, 1);
+    submit(&mut target, &short);
+    run_dry(&mut target);
+    let stored = |engine: &mut Engine| -> usize {
+        let events = engine.drain_block_events();
+        events.iter().filter(|event| matches!(event, BlockEvent::Stored { .. })).count()
+    };
+    assert_eq!(stored(&mut target), 2);
+    let long = request(2, prompt(100, 1), 70, 2);
+    let outcome = hand_over_as(true, &mut source, &mut target, &long);
+    assert_eq!(outcome.tokens[0].len(), 70);
+    assert_eq!(outcome.stats.unwrap().cached_tokens, 32);
+    assert_eq!(stored(&mut target), 0, "neither prompt nor answer is in the index");
+    assert_eq!(target.status().pool.used_blocks, 0);
+    // Whoever asks for it exactly computes all behind the exact part, and publishes it.
+    let again = GenerateRequest { id: RequestId([3; 16]), ..long.clone() };
+    let inbox = submit(&mut target, &again);
+    run_dry(&mut target);
+    let outcome = inbox.outcome(2);
+    assert_eq!(outcome.stats.unwrap().cached_tokens, 32);
+    assert_eq!(outcome.tokens[0], expected(&long, 0));
+    assert!(stored(&mut target) > 0);
+}
+
+#[test]
+fn what_is_computed_again_after_converted_kv_is_published() {
+    // Two answers outgrow the pool, so the younger request is computed again here.
+    let (mut source, mut target) = (engine(64, 16), engine(12, 16));
+    let elder = request(1, prompt(30, 1), 100, 1);
+    let inbox = submit(&mut target, &elder);
+    target.step(Instant::now());
+    let younger = request(2, prompt(40, 2), 60, 1);
+    let outcome = hand_over_as(true, &mut source, &mut target, &younger);
+    assert_eq!(inbox.outcome(1).tokens[0], expected(&elder, 0));
+    assert_eq!(outcome.tokens[0], expected(&younger, 0));
+    assert!(outcome.stats.unwrap().preemptions > 0, "the test must preempt");
+    let again = GenerateRequest { id: RequestId([3; 16]), ..younger };
+    let inbox = submit(&mut target, &again);
+    run_dry(&mut target);
+    assert!(inbox.outcome(1).stats.unwrap().cached_tokens >= 32);
+}
+
+#[test]
 fn a_commit_that_does_not_fit_is_refused() {
     let mut target = engine(64, 16);
     let request = request(1, prompt(20, 1), 8, 1);
@@ -309,7 +365,7 @@ fn a_commit_that_does_not_fit_is_refused() {
     let mut state = SamplerState::replay(&request, 0, &[]);
     state.push(6);
     let digest = sampler_digest([&state].into_iter());
-    let error = target.activate(request.id, &[token], digest, now).unwrap_err();
+    let error = target.activate(request.id, &[token], digest, false, now).unwrap_err();
     assert_eq!(error.code, ErrorCode::DataLoss);
     let error = target.place(request.id, 0, 0..4, Heads::All, &[0; 3]).unwrap_err();
     assert_eq!(error.code, ErrorCode::DataLoss);

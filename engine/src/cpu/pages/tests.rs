@@ -6,6 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::backend::Heads;
+use crate::convert::KvConversion;
+use crate::kernels::hadamard;
 use crate::kernels::numerics::{bf16_widen, f16_widen};
 
 const LAYERS: u16 = 2;
@@ -299,6 +301,35 @@ fn stored_numbers_are_near() {
                 }
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// A sender that converts sends the bytes that this node would have stored itself.
+    #[test]
+    fn converted_is_what_would_have_been_stored(
+        dtype in prop::sample::select(&KvDtype::STORED),
+        size in prop::sample::select(vec![1e-6_f32, 0.02, 70.0]),
+        seed in any::<u64>(),
+    ) {
+        let count = usize::from(HEADS * DIM);
+        let x: Vec<f32> =
+            bytes(count, seed).iter().map(|byte| (f32::from(*byte) - 128.0) * size).collect();
+        // `stored` has K of the heads in order, and V of them in reverse.
+        let heads = || x.chunks_exact(usize::from(DIM));
+        let wire = heads().chain(heads().rev()).flatten();
+        let exact: Vec<u8> = wire.flat_map(|x| x.to_le_bytes()).collect();
+        let conversion = KvConversion::new(KvDtype::F32, dtype, HEADS, DIM).unwrap();
+        let mut converted = Vec::new();
+        conversion.convert(&exact, 1, &mut converted).unwrap();
+        // The forward pass stores what it has rotated.
+        let mut rotated = x;
+        if dtype == KvDtype::Int4 {
+            rotated.chunks_exact_mut(usize::from(DIM)).for_each(hadamard::rotate);
+        }
+        prop_assert!(converted == stored(dtype, &rotated).0, "{dtype}");
     }
 }
 

@@ -11,6 +11,7 @@ mod identity;
 mod malformed_grpc;
 mod malformed_http;
 mod overload;
+mod precision;
 mod prefix_pull;
 mod refuses_to_start;
 mod start;
