@@ -26,12 +26,18 @@ pub(super) type GivenBack = mpsc::UnboundedSender<Bytes>;
 pub(super) struct LinkState {
     has_failed: AtomicBool,
     was_detached: AtomicBool,
+    has_worked: AtomicBool,
     pace: Arc<LinkPace>,
 }
 
 impl LinkState {
     pub(super) fn new(pace: Arc<LinkPace>) -> Self {
         Self { pace, ..Self::default() }
+    }
+
+    /// The peer has taken a frame from it, at least once.
+    pub(super) fn has_worked(&self) -> bool {
+        self.has_worked.load(Ordering::Acquire)
     }
 
     /// Frames of so many bytes have arrived, whose operation was begun at `since`.
@@ -190,6 +196,7 @@ impl Outbound {
     /// The receiver has read these slots.
     pub(super) fn on_release(&mut self, (token, slots): (u64, Vec<Slot>)) {
         let Some(link) = self.links.get_mut(&token) else { return };
+        link.state.has_worked.store(true, Ordering::Release);
         for Slot { slot, .. } in slots {
             if link.sent.remove(&slot).is_some() {
                 link.free.push(slot);

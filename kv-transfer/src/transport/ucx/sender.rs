@@ -20,7 +20,7 @@ use crate::message::{Body, FEATURE_UCX, KvMessage};
 use crate::transport::grpc::GrpcTransport;
 use crate::transport::{Carried, STREAM_MESSAGES_MAX, Transport, TransportStream};
 
-/// A peer whose link failed is offered another after so long; until then frames take gRPC.
+/// A peer whose link never worked is offered another after so long; until then frames take gRPC.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// As after a failure, where the peer has no UCX: it would have to be started anew.
 const AFTER_REFUSAL: Duration = Duration::from_secs(60);
@@ -101,8 +101,8 @@ impl UcxTransport {
             Some(Peer::Linked { token, state }) if !state.has_failed() => {
                 return Ok((*token, state.clone()));
             }
-            Some(Peer::Linked { state, .. }) if !state.was_detached() => {
-                let text = "its last link has failed just now".to_owned();
+            Some(Peer::Linked { state, .. }) if !state.was_detached() && !state.has_worked() => {
+                let text = "its last link has never worked".to_owned();
                 let why = Why { label: "failed", text };
                 let until = Instant::now() + AFTER_FAILURE;
                 peers.insert(peer.to_owned(), Peer::Without { until, why: why.clone() });
@@ -111,7 +111,8 @@ impl UcxTransport {
             Some(Peer::Without { until, why }) if *until > Instant::now() => {
                 return Err(why.clone());
             }
-            // A receiver that took its region back is attached again at once.
+            // A receiver that took its region back is attached again at once, and one whose link
+            // worked until it failed: it may have been started anew.
             Some(Peer::Linked { .. } | Peer::Without { .. }) | None => {}
         }
         let (linked, wait) = match self.attach(peer).await {

@@ -22,11 +22,12 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(120);
 
 /// A router and a decode node here, a prefill node there.
 struct Divided {
-    network: CutNetwork,
-    folder: TempDir,
     router: (Process, SocketAddr),
     decode: (Process, SocketAddr),
     prefill: (Process, SocketAddr),
+    // After the processes that use them.
+    network: CutNetwork,
+    _folder: TempDir,
 }
 
 impl Divided {
@@ -35,11 +36,15 @@ impl Divided {
         let here = |port| SocketAddr::new(IpAddr::V4(CutNetwork::HERE), port);
         let there = |port| SocketAddr::new(IpAddr::V4(CutNetwork::THERE), port);
         let config = folder.path().join("node.toml");
-        std::fs::write(&config, format!("kv_pool_mib = 256\n{node_config}")).expect("a file");
+        std::fs::write(
+            &config,
+            format!("kv_pool_mib = 256\nprefill_chunk_tokens = 128\n{node_config}"),
+        )
+        .expect("a file");
         let start_node = |name: &str, mut command: std::process::Command, grpc, http| {
             command.arg("--config").arg(&config).arg(format!("--grpc={grpc}"));
             command.arg(format!("--http={http}")).arg("--model").arg(paths::model());
-            command.args(["--threads=1", "--prefill-chunk-tokens=128"]);
+            command.arg("--threads=1");
             (Process::start(name, folder.path(), &mut command), http)
         };
         let [prefill_grpc, prefill_http] = [0; 2].map(|_| there(ports::free()));
@@ -59,7 +64,8 @@ impl Divided {
         command.arg("--config").arg(&known).arg(format!("--grpc={router_grpc}"));
         command.arg(format!("--http={router_http}"));
         let process = Process::start("router", folder.path(), &mut command);
-        let divided = Self { network, folder, router: (process, router_grpc), decode, prefill };
+        let router = (process, router_grpc);
+        let divided = Self { router, decode, prefill, network, _folder: folder };
         divided.ready().await;
         divided
     }
@@ -86,7 +92,6 @@ impl Divided {
             assert!(status.success(), "{} ended with {status}", process.name());
             assert!(!process.log().contains("panicked"), "{}", process.name());
         }
-        drop(self.folder);
     }
 }
 
