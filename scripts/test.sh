@@ -37,6 +37,7 @@ step "UCX of another version"
 BATON_TEST_UCX_LIBRARY=$(echo "$PWD"/.venv/lib/python*/site-packages/libucx/lib/libucp.so.0)
 export BATON_TEST_UCX_LIBRARY
 cargo test --release --locked --package baton-kv-transfer --test handoff
+cargo test --release --locked --package baton-tests --test e2e deadlines::
 
 step "OpenAI client"
 .venv/bin/python -m pytest -q tests/python

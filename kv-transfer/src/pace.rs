@@ -51,7 +51,8 @@ impl LinkPace {
     }
 
     /// The link has moved `bytes` in `ms`. `delay_ms` is how long a message took to the other end
-    /// and back; `was_bound`: more would have been sent, but for [`window_bytes`](Self::window_bytes).
+    /// and back; `was_bound`: more would have been sent, but for what
+    /// [`window_bytes`](Self::window_bytes) says.
     pub fn observe(&self, bytes: u64, ms: u64, delay_ms: u64, was_bound: bool) {
         let known = match (delay_ms >= QUEUED_MS, self.bytes_per_s()) {
             (true, _) if bytes > 0 => bytes as f64 * 1e3 / ms.max(1) as f64,

@@ -73,7 +73,9 @@ impl Flow {
     pub fn probed(&mut self, sequence: u32, now_ms: u64, pace: &LinkPace) {
         let sent = &mut self.probes.sent;
         let at = sent.iter().position(|&(known, ..)| known == sequence);
-        let Some((_, sent_ms, bytes)) = at.and_then(|at| sent.drain(..=at).last()) else { return };
+        let Some((_, sent_ms, bytes)) = at.and_then(|at| sent.drain(..=at).next_back()) else {
+            return;
+        };
         let (last_ms, last_bytes) = std::mem::replace(&mut self.probes.answered, (now_ms, bytes));
         let (took_ms, delay_ms) = (now_ms.saturating_sub(last_ms), now_ms.saturating_sub(sent_ms));
         let was_bound = std::mem::take(&mut self.was_bound);

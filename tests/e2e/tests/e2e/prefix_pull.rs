@@ -62,7 +62,8 @@ async fn the_second_turn_pulls_the_first_ones_answer() {
         let local = Local::start(router_config(), node(prefill_block), node(decode_block)).await;
         let (got, explain) = converse(&local.client()).await;
         assert_eq!(got, expected, "{kv_transport:?}: {explain}");
-        // All of prompt and answer but the last token, whose KV nobody has, in whole blocks of both.
+        // All of prompt and answer but the last token, whose KV nobody has, in whole blocks of
+        // both.
         let own = PROMPT_TOKENS / usize::from(prefill_block) * usize::from(prefill_block);
         assert_eq!(explain["pulled_tokens"], 672 - own, "{explain}");
         eprintln!("{kv_transport:?}: {}", explain["phases_us"]);
