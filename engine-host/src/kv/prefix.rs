@@ -13,7 +13,7 @@ use baton_proto::internal::kv_source_server::{KvSource, KvSourceServer};
 use baton_proto::internal::{SendPrefixRequest, SendPrefixResponse};
 use baton_runtime::random;
 use baton_types::{Error, ErrorCode, TransferId};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -22,6 +22,8 @@ use crate::{EngineHost, NodeService};
 
 /// KV that the engine reads between two of its steps at most: a few milliseconds.
 const READ_BYTES: usize = 8 << 20;
+/// Prefixes that are read at once; more wait, each at most as long as its asker does.
+const SENDS_MAX: usize = 8;
 /// Reads that wait for the transfer.
 const READS_AHEAD: usize = 2;
 
@@ -30,6 +32,7 @@ const READS_AHEAD: usize = 2;
 pub struct PrefixHolder {
     node: NodeService,
     outbound: Outbound,
+    turns: Semaphore,
 }
 
 /// A prefix that the engine keeps while it is read; dropped, it is let go.
@@ -46,7 +49,7 @@ impl Drop for Held {
 
 impl PrefixHolder {
     pub fn new(node: NodeService, outbound: Outbound) -> Self {
-        Self { node, outbound }
+        Self { node, outbound, turns: Semaphore::new(SENDS_MAX) }
     }
 
     pub fn into_server(self) -> KvSourceServer<Self> {
@@ -58,11 +61,17 @@ impl PrefixHolder {
         self.node.check_model(&wire.fingerprint, &wire.numerics)?;
         let grant =
             Grant::read(&wire.grant).map_err(|error| Error::invalid("grant", error.to_string()))?;
-        let tokens = wire.tokens.len();
+        let (tokens, context) = (wire.tokens.len(), self.node.host.model().spec.context_tokens);
+        if tokens > context {
+            let what = format!("{tokens} tokens, the model's context has {context}");
+            return Err(Error::invalid("tokens", what));
+        }
         if grant.tokens as usize != tokens || grant.choices != 0 || !grant.unseen.is_empty() {
             let what = format!("the grant is not for a prefix of {tokens} tokens");
             return Err(Error::new(ErrorCode::FailedPrecondition, what));
         }
+        let turn = self.turns.acquire().await;
+        let _turn = turn.map_err(|_closed| Error::unavailable("this node sends nothing more"))?;
         // A prefix is published at the other end: it goes as it is, or not at all.
         let sender = self.outbound.open(wire.grant, wire.deadline_ms, false)?;
         // The hold's own name, so that nobody else can end it.

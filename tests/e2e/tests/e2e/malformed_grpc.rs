@@ -6,13 +6,15 @@ use std::time::Duration;
 use baton_kv_transfer::message::{Body, Context, KvMessage};
 use baton_proto::error::from_status;
 use baton_proto::internal::decode_client::DecodeClient;
+use baton_proto::internal::kv_source_client::KvSourceClient;
 use baton_proto::internal::kv_staging_client::KvStagingClient;
 use baton_proto::internal::kv_transfer_client::KvTransferClient;
 use baton_proto::internal::node_client::NodeClient;
 use baton_proto::internal::prefill_client::PrefillClient;
 use baton_proto::internal::{
     AttachRequest, CancelRequest, DecodeRunRequest, GetModelArtifactsRequest, KvChunk,
-    ModelArtifactsResponse, PrefillRunRequest, Request, ReserveRequest, SamplingParams, StopParams,
+    ModelArtifactsResponse, PrefillRunRequest, Request, ReserveRequest, SamplingParams,
+    SendPrefixRequest, StopParams,
 };
 use baton_proto::v1::baton_client::BatonClient;
 use baton_proto::v1::generate_request::Prompt;
@@ -298,6 +300,65 @@ async fn prefills(
     }
 }
 
+/// What is asked of a node's prefix cache, with a grant that a decode node made for a prompt.
+async fn prefixes(refusals: &mut Refusals, decode: &Channel, model: &ModelArtifactsResponse) {
+    use ErrorCode::{FailedPrecondition, InvalidArgument};
+    let mut node = KvSourceClient::new(decode.clone());
+    let wanted = ReserveRequest { prefill_incarnation: 77, ..good(model, 5) };
+    let granted = DecodeClient::new(decode.clone()).reserve(wanted).await;
+    let grant = granted.expect("a good reservation").into_inner().grant;
+    let asked = SendPrefixRequest {
+        tokens: (100..200).collect(),
+        grant,
+        kv_address: "127.0.0.1:1".into(),
+        fingerprint: model.fingerprint.clone(),
+        numerics: model.numerics.clone(),
+        deadline_ms: 1_000,
+        ..Default::default()
+    };
+    for (what, code, says, asked) in [
+        (
+            "no grant",
+            InvalidArgument,
+            "grant",
+            SendPrefixRequest { grant: Bytes::new(), ..asked.clone() },
+        ),
+        (
+            "a grant of noise",
+            InvalidArgument,
+            "grant",
+            SendPrefixRequest { grant: vec![0xa5; 300].into(), ..asked.clone() },
+        ),
+        (
+            "more tokens than the context has",
+            InvalidArgument,
+            "tokens",
+            SendPrefixRequest { tokens: vec![1; 300_000], ..asked.clone() },
+        ),
+        (
+            "another model",
+            FailedPrecondition,
+            "0707",
+            SendPrefixRequest { fingerprint: vec![7; 32].into(), ..asked.clone() },
+        ),
+        (
+            "other arithmetic",
+            FailedPrecondition,
+            "abacus",
+            SendPrefixRequest { numerics: "abacus/1".into(), ..asked.clone() },
+        ),
+        ("a grant for a prompt", FailedPrecondition, "prefix", asked.clone()),
+        (
+            "a grant for another length",
+            FailedPrecondition,
+            "prefix",
+            SendPrefixRequest { tokens: vec![1; 5], ..asked.clone() },
+        ),
+    ] {
+        refusals.expect(what, code, says, node.send_prefix(asked)).await;
+    }
+}
+
 /// The last message of a stream to which these were sent.
 async fn push(decode: &Channel, chunks: Vec<Bytes>) -> Option<KvMessage> {
     let chunks = chunks.into_iter().map(|data| KvChunk { data });
@@ -390,6 +451,7 @@ async fn each_malformed_call_is_refused_by_name() {
     the_public_api(&mut refusals, open(router)).await;
     reservations(&mut refusals, open(decode), &model).await;
     prefills(&mut refusals, open(prefill), open(decode), &model).await;
+    prefixes(&mut refusals, &open(decode), &model).await;
     let mut decoder = DecodeClient::new(open(decode));
     let cancel = decoder.cancel(CancelRequest { request_id: vec![1].into() });
     refusals.expect("an id of a byte", ErrorCode::InvalidArgument, "request_id", cancel).await;
