@@ -36,8 +36,9 @@ cargo test --release --locked --workspace --no-fail-fast
 step "UCX of another version"
 BATON_TEST_UCX_LIBRARY=$(echo "$PWD"/.venv/lib/python*/site-packages/libucx/lib/libucp.so.0)
 export BATON_TEST_UCX_LIBRARY
-cargo test --release --locked --package baton-kv-transfer --test handoff
-cargo test --release --locked --package baton-tests --test e2e deadlines::
+# Of the whole workspace, so that nothing is built again with other features.
+cargo test --release --locked --workspace --test handoff
+cargo test --release --locked --workspace --test e2e deadlines::
 
 step "OpenAI client"
 .venv/bin/python -m pytest -q tests/python

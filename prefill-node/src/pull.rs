@@ -46,7 +46,11 @@ pub(crate) struct Pulls {
 struct Waiting {
     receiver: Box<Receiver>,
     fence: oneshot::Receiver<TransferError>,
+    failed: Failed,
 }
+
+/// Where a stream says why nothing comes.
+type Failed = oneshot::Sender<TransferError>;
 
 /// What came of a pull.
 #[derive(Debug, Default)]
@@ -113,6 +117,8 @@ impl Pulls {
         };
         let took = began.elapsed();
         match result {
+            // It had come meanwhile, with another request.
+            Ok(0) => Pulled { tokens: 0, took, error: None },
             Ok(tokens) => {
                 self.metrics.pulls.with_label_values(&["pulled"]).inc();
                 self.metrics.tokens.inc_by(tokens.into());
@@ -134,7 +140,7 @@ impl Pulls {
         // The last token is computed in any case.
         let reusable = request.cacheable_tokens().min(request.prompt.len().saturating_sub(1));
         let tokens = request.prompt[..reusable.min(source.tokens as usize)].to_vec();
-        let mut prefix = Prefix { tokens, tenant_salt: request.tenant_salt.clone() };
+        let prefix = Prefix { tokens, tenant_salt: request.tenant_salt.clone() };
         let (id, awaited) = (TransferId(random::bytes()), prefix.clone());
         let (fencing, fence) = oneshot::channel();
         // Before it is asked for: an answer that nobody hears is let go as well.
@@ -144,15 +150,20 @@ impl Pulls {
         if cached >= tokens {
             return Ok(0);
         }
-        prefix.tokens.truncate(tokens);
         let grant = self.grant(request, id, cached as u32..tokens as u32, &source);
         let now_ms = self.clock.now_ms();
         let deadline_ms = now_ms.saturating_add(source.within_ms);
         let (config, minter) = (self.receiver_config, self.minter.clone());
         let (receiver, grant) = Receiver::grant(config, minter, grant, now_ms, deadline_ms);
-        self.waiting().insert(id, Waiting { receiver: Box::new(receiver), fence });
+        let (failed, failure) = oneshot::channel();
+        self.waiting().insert(id, Waiting { receiver: Box::new(receiver), fence, failed });
         under_way.fence = Some(fencing);
-        self.ask(prefix, grant, source).await?;
+        tokio::select! {
+            asked = self.ask(prefix, grant, source) => asked?,
+            Ok(error) = failure => {
+                return Err(Error::new(error.code(), format!("the transfer failed: {error}")));
+            }
+        }
         Ok((tokens - cached) as u32)
     }
 
@@ -222,16 +233,22 @@ impl Pulls {
 
 impl Grants for Pulls {
     type Placer = PrefixPlacer;
-    type Ticket = ();
+    type Ticket = Failed;
 
-    fn take(&self, transfer: TransferId) -> Result<Taken<PrefixPlacer, ()>, TransferError> {
+    fn take(&self, transfer: TransferId) -> Result<Taken<PrefixPlacer, Failed>, TransferError> {
         let waiting = self.waiting().remove(&transfer).ok_or(TransferError::Superseded)?;
         let placer = PrefixPlacer { host: self.node.host.clone(), id: transfer };
-        Ok(Taken { receiver: waiting.receiver, placer, fence: waiting.fence, ticket: () })
+        let Waiting { receiver, fence, failed } = waiting;
+        Ok(Taken { receiver, placer, fence, ticket: failed })
     }
 
     /// A pull has one try.
-    fn give_back(&self, _receiver: Box<Receiver>, _ticket: (), _outcome: ReceiverOutcome) {}
+    fn give_back(&self, _receiver: Box<Receiver>, failed: Failed, outcome: ReceiverOutcome) {
+        if let ReceiverOutcome::Failed(error) | ReceiverOutcome::Refused(error) = outcome {
+            // The pull may have ended.
+            let _unheard = failed.send(error);
+        }
+    }
 }
 
 /// Puts what comes into the blocks that wait for the prefix.

@@ -66,8 +66,9 @@ impl PrefixHolder {
             let what = format!("{tokens} tokens, the model's context has {context}");
             return Err(Error::invalid("tokens", what));
         }
-        if grant.tokens as usize != tokens || grant.choices != 0 || !grant.unseen.is_empty() {
-            let what = format!("the grant is not for a prefix of {tokens} tokens");
+        let wanted = grant.tokens as usize;
+        if wanted > tokens || grant.choices != 0 || !grant.unseen.is_empty() {
+            let what = format!("the grant is not for a prefix of these {tokens} tokens");
             return Err(Error::new(ErrorCode::FailedPrecondition, what));
         }
         let turn = self.turns.acquire().await;
@@ -81,15 +82,15 @@ impl PrefixHolder {
         let held_prefix = Held { host: host.clone(), id };
         let holding = host.ask(move |thread| thread.engine.hold_prefix(id, prefix));
         let held = holding.await??;
-        if held < tokens {
-            let what = format!("the prefix cache holds {held} of these {tokens} tokens");
+        if held < wanted {
+            let what = format!("the prefix cache holds {held} of these {wanted} tokens");
             return Err(Error::new(ErrorCode::NotFound, what));
         }
         let began = Instant::now();
         let (spans_in, spans) = mpsc::channel(READS_AHEAD);
         let cancel = CancellationToken::new();
         let _cancel_with_this = cancel.clone().drop_guard();
-        let missing = grant.cached_tokens as usize..tokens;
+        let missing = grant.cached_tokens as usize..wanted;
         let reading = async {
             let read = read_all(host, id, missing, spans_in).await;
             drop(held_prefix);
@@ -100,7 +101,7 @@ impl PrefixHolder {
         let ((), sent) = tokio::try_join!(reading, sending)?;
         self.node.send_speed.observe(sent.report.bytes, began.elapsed());
         let (bytes_sent, transport) = (sent.report.bytes, sent.way().to_owned());
-        tracing::debug!(transfer_id = %id, tokens, bytes_sent, "a prefix was sent");
+        tracing::debug!(transfer_id = %id, tokens = wanted, bytes_sent, "a prefix was sent");
         Ok(SendPrefixResponse { bytes_sent, transport })
     }
 }

@@ -52,9 +52,11 @@ impl Flow {
         Some(frame)
     }
 
-    /// Payload that is sent and, as far as credit says, not in place.
+    /// Payload that is sent and, as far as credit and answered heartbeats say, has not arrived:
+    /// what waits for its place at the receiver is on no link.
     fn in_flight_bytes(&self) -> u64 {
-        self.spent_bytes.saturating_sub(self.granted_bytes - self.window_bytes)
+        let placed = self.granted_bytes - self.window_bytes;
+        self.spent_bytes.saturating_sub(placed.max(self.probes.answered.1))
     }
 
     /// The receiver has accepted, with so much credit.

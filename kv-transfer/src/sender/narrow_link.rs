@@ -53,7 +53,7 @@ impl Pipe {
 
 struct Outcome {
     took_ms: u64,
-    /// Of heartbeats sent in the last half of the time.
+    /// Of heartbeats sent in the last third of the time.
     slowest_heartbeat_ms: u64,
     largest_frame: usize,
     pace: Arc<LinkPace>,
@@ -118,7 +118,7 @@ fn send_all(bytes_per_ms: u64, place_ms: u64) -> Outcome {
             match action {
                 SenderAction::Send(message) => there.put(message, now_ms),
                 SenderAction::Done(_) => {
-                    let late = heartbeats.iter().filter(|(sent, _)| sent * 2 > now_ms);
+                    let late = heartbeats.iter().filter(|(sent, _)| sent * 3 > now_ms * 2);
                     let slowest = late.map(|(_, took)| *took).max();
                     return Outcome {
                         took_ms: now_ms,
@@ -167,7 +167,7 @@ fn a_slow_link_is_full_and_its_queue_is_short() {
     }
     let slow = send_all(12_000, 0);
     let known = slow.pace.bytes_per_s().expect("it was the limit");
-    assert!((10e6..16e6).contains(&known), "{known}");
+    assert!((10e6..20e6).contains(&known), "{known}");
     assert_eq!(slow.largest_frame, 1 << 20, "frames that were cut before stay as they are");
     // What the first transfer learnt, the next one begins with.
     assert_eq!(slow.pace.frame_bytes(), 64 << 10);

@@ -1,6 +1,6 @@
 //! One node, as the router sees it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,6 +17,10 @@ use tonic::transport::Channel;
 /// After a failed dispatch nothing is sent to a node for so long; doubled with each failure in a
 /// row, up to sixteen times.
 const EJECTED_FIRST: Duration = Duration::from_millis(250);
+
+/// After a failed pull none is tried between the same two nodes for so long; doubled with each
+/// failure in a row, up to sixteen times.
+const PULL_AGAIN_FIRST: Duration = Duration::from_secs(10);
 
 /// Whether requests may go to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +73,15 @@ struct Heard {
     failures: u32,
     ejected_until: Option<Instant>,
     departed: bool,
+    /// Of a prefill node: pulls that failed, by the node that they were to come from.
+    failed_pulls: HashMap<NodeId, FailedPulls>,
+}
+
+/// Pulls that failed one after the other.
+#[derive(Clone, Copy, Debug)]
+struct FailedPulls {
+    count: u32,
+    until: Instant,
 }
 
 /// A node at one moment, for the plan.
@@ -191,6 +204,24 @@ impl Node {
         let mut heard = self.heard();
         heard.failures = 0;
         heard.ejected_until = None;
+    }
+
+    /// How its pull from that node ended.
+    pub fn pulled(&self, from: &NodeId, failed: bool) {
+        let mut heard = self.heard();
+        let count = heard.failed_pulls.get(from).map_or(0, |failed| failed.count);
+        if failed {
+            let until = Instant::now() + PULL_AGAIN_FIRST * (1 << count.min(4));
+            heard.failed_pulls.insert(from.clone(), FailedPulls { count: count + 1, until });
+        } else {
+            heard.failed_pulls.remove(from);
+        }
+    }
+
+    /// Whether a pull from that node may be tried now.
+    pub fn may_pull(&self, from: &NodeId) -> bool {
+        let heard = self.heard();
+        heard.failed_pulls.get(from).is_none_or(|failed| failed.until <= Instant::now())
     }
 
     pub(super) fn set_departed(&self) {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use baton_proto::internal::{Finished, HandedOff};
-use baton_types::{Error, GenerateRequest, Usage};
+use baton_types::{Error, GenerateRequest, NodeId, Usage};
 use serde::Serialize;
 
 use super::sequencer::Sequencer;
@@ -133,6 +133,11 @@ impl Trail {
         self.first_token.get_or_insert_with(Instant::now);
     }
 
+    /// Whom the prefill node was told to pull from, if anybody.
+    pub fn pulls_from(&self) -> Option<NodeId> {
+        self.pulls_from.as_deref().map(NodeId::new)
+    }
+
     pub fn handed_off(&mut self, handed_off: &HandedOff) {
         let phases = &mut self.explain.phases_us;
         phases.prefill_queue = handed_off.queued_us;
@@ -147,7 +152,7 @@ impl Trail {
         if !handed_off.pull_error.is_empty() {
             let from = from.unwrap_or_default();
             let why = &handed_off.pull_error;
-            self.note(format!("the prefix of {from} was computed instead of pulled: {why}"));
+            self.note(format!("what {from} holds was not pulled: {why}"));
         } else if handed_off.pulled_tokens > 0 {
             self.explain.pulled_tokens = handed_off.pulled_tokens;
             self.explain.pulled_from = from;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_proto::convert::finish_reason;
 use baton_proto::error::from_status;
-use baton_proto::internal::{DecodeEvent, PrefillEvent, PromptLogprobs, TokenOutput};
+use baton_proto::internal::{DecodeEvent, HandedOff, PrefillEvent, PromptLogprobs, TokenOutput};
 use baton_proto::internal::{decode_event, prefill_event};
 use baton_types::{Error, ErrorCode};
 use tonic::Status;
@@ -123,8 +123,9 @@ impl Dispatch {
             Some(prefill_event::Event::Token(token)) => self.token(token).await?,
             Some(prefill_event::Event::PromptLogprobs(all)) => self.prompt_logprobs(all).await,
             Some(prefill_event::Event::HandedOff(handed_off)) => {
-                self.trail.handed_off(&handed_off);
-                placement.prefill = None;
+                if let Some(prefill) = placement.prefill.take() {
+                    self.handed_off(&prefill.view, &handed_off);
+                }
             }
             None => {}
         }
@@ -214,8 +215,16 @@ impl Dispatch {
             None
         };
         if let Ok(Some(handed_off)) = tokio::time::timeout(ACCOUNT_WAIT, account).await {
-            self.trail.handed_off(&handed_off);
+            let view = prefill.view.clone();
+            self.handed_off(&view, &handed_off);
         }
+    }
+
+    fn handed_off(&mut self, prefill: &NodeView, handed_off: &HandedOff) {
+        if let Some(from) = self.trail.pulls_from() {
+            prefill.node.pulled(&from, !handed_off.pull_error.is_empty());
+        }
+        self.trail.handed_off(handed_off);
     }
 }
 

@@ -45,6 +45,7 @@ pub fn prefix_pull(
         is_able(request, view, true)
             && view.numerics == prefill.numerics
             && view.node.member().id != prefill.node.member().id
+            && prefill.node.may_pull(&view.node.member().id)
             && view.cached_tokens >= prefill.cached_tokens + request.pull_min_tokens
     });
     let priced = candidates.filter_map(|view| {
@@ -131,6 +132,10 @@ mod tests {
         let bf16 = NumericsVersion::new("n", KvDtype::Bf16);
         let converts = PlanRequest { numerics: bf16, kv_conversion: true, ..asked() };
         assert_eq!(name(pull(&converts, &int8, &[other])).as_deref(), Some("d"));
+        let id = &some.node.member().id;
+        cold.node.pulled(id, true);
+        assert!(pull(&asked(), &cold, std::slice::from_ref(&some)).is_none());
+        cold.node.pulled(id, false);
         let mut gone = some.clone();
         gone.state = NodeState::Unreachable;
         assert!(pull(&asked(), &cold, &[gone]).is_none());

@@ -261,9 +261,14 @@ async fn start_other() -> anyhow::Result<Other> {
         .context("the other end does not start")?;
     let pid = process.id().context("the other end has ended")?;
     let output = process.stdout.take().context("the other end has no output")?;
-    let mut said = String::new();
-    BufReader::new(output).read_line(&mut said).await?;
-    let said = said.trim().to_owned();
+    let mut lines = BufReader::new(output).lines();
+    // UCX may warn on the same output: `[time] [host:process] …`.
+    let said = loop {
+        match lines.next_line().await? {
+            Some(line) if line.starts_with('[') => tracing::warn!("{line}"),
+            line => break line.unwrap_or_default(),
+        }
+    };
     anyhow::ensure!(!said.is_empty(), "the other end has ended; its reason stands above");
     Ok(Other { pid, said, process })
 }

@@ -1,12 +1,12 @@
 //! `--way ucx-get`: this process gets the memory of the other one.
 
+use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use baton_kv_transfer::bench::ARENA_BYTES;
 use baton_kv_transfer::transport::ucx::raw_get::{Getter, Offer, hold};
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt;
 
 use super::{Flags, WARM_BYTES, cpu_of, own_cpu, start_other};
 use crate::print;
@@ -16,6 +16,9 @@ const MESSAGES: usize = 16;
 
 /// The figures; `Null` at the other end, which ends with its standard input.
 pub async fn run(flags: &Flags) -> anyhow::Result<Value> {
+    if flags.message > ARENA_BYTES as u64 {
+        anyhow::bail!("--message {}: ucx-get moves at most {ARENA_BYTES} at once", flags.message);
+    }
     if flags.serve {
         serve(flags).await?;
         return Ok(Value::Null);
@@ -48,23 +51,20 @@ pub async fn run(flags: &Flags) -> anyhow::Result<Value> {
 async fn serve(flags: &Flags) -> anyhow::Result<()> {
     let config = flags.ucx_config();
     let stop = std::sync::Arc::new(AtomicBool::new(false));
-    let stopped = stop.clone();
     let tell = |offer: Offer| {
         let line = write_offer(&offer);
         // Who does not hear it has ended, and with it this process's input.
         print::line(&line).unwrap_or_else(|error| tracing::warn!(%error, "nobody listens"));
     };
-    let holding = std::thread::spawn(move || hold(&config, ARENA_BYTES, &stopped, tell));
-    let (mut input, mut byte) = (tokio::io::stdin(), [0]);
-    while !holding.is_finished() {
-        let ended = input.read(&mut byte);
-        if tokio::time::timeout(std::time::Duration::from_millis(100), ended).await.is_ok() {
-            break;
-        }
-    }
-    stop.store(true, Ordering::Release);
-    let held = holding.join().map_err(|_| anyhow::anyhow!("the UCX thread has panicked"))?;
-    held.map_err(|reason| anyhow::anyhow!("UCX cannot be used: {reason}"))
+    let ended = stop.clone();
+    // A thread of its own: a read that waits for ever keeps no process that has failed.
+    std::thread::spawn(move || {
+        // Whatever comes, the other end has gone or wants this one to.
+        let _input_ended = std::io::stdin().read(&mut [0]);
+        ended.store(true, Ordering::Release);
+    });
+    let holding = tokio::task::spawn_blocking(move || hold(&config, ARENA_BYTES, &stop, tell));
+    holding.await?.map_err(|reason| anyhow::anyhow!("UCX cannot be used: {reason}"))
 }
 
 fn write_offer(offer: &Offer) -> String {
