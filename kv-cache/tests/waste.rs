@@ -63,6 +63,7 @@ fn used_share(block_tokens: usize) -> f64 {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "replays a day of requests")]
 fn allocated_slots_hold_live_tokens() {
     for (block_tokens, least) in [(16, 0.99), (32, 0.98), (64, 0.96)] {
         let share = used_share(block_tokens);

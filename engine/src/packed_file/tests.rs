@@ -102,6 +102,7 @@ fn a_head_longer_than_a_chunk() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes minutes")]
 fn every_flipped_byte_is_noticed() {
     let plan = plan(false);
     let mut file = file(&plan);
