@@ -23,9 +23,11 @@ pub(super) struct Flow {
     probes: Probes,
 }
 
-/// Heartbeats as measures of the link: they travel behind the frames, and are answered at once.
+/// Heartbeats as measures of the link, where they travel behind the frames: they are answered at
+/// once.
 #[derive(Debug, Default)]
 struct Probes {
+    are_wanted: bool,
     /// Sequence, when it was sent, and how much payload before it.
     sent: VecDeque<(u32, u64, u64)>,
     /// When the last answer came, and how much payload had arrived by then.
@@ -59,16 +61,19 @@ impl Flow {
         self.spent_bytes.saturating_sub(placed.max(self.probes.answered.1))
     }
 
-    /// The receiver has accepted, with so much credit.
-    pub fn begin(&mut self, granted_bytes: u64, now_ms: u64) {
+    /// The receiver has accepted, with so much credit; `is_probed`: heartbeats follow the frames.
+    pub fn begin(&mut self, granted_bytes: u64, now_ms: u64, is_probed: bool) {
         self.granted_bytes = self.granted_bytes.max(granted_bytes);
         self.window_bytes = granted_bytes;
         self.probes.answered.0 = now_ms;
+        self.probes.are_wanted = is_probed;
     }
 
     /// A heartbeat is sent behind what was sent so far.
     pub fn probe(&mut self, sequence: u32, now_ms: u64) {
-        self.probes.sent.push_back((sequence, now_ms, self.spent_bytes));
+        if self.probes.are_wanted {
+            self.probes.sent.push_back((sequence, now_ms, self.spent_bytes));
+        }
     }
 
     /// A heartbeat is answered: what was sent before it has arrived.

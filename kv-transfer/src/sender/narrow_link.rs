@@ -55,7 +55,7 @@ struct Outcome {
     took_ms: u64,
     /// Of heartbeats sent in the last third of the time.
     slowest_heartbeat_ms: u64,
-    largest_frame: usize,
+    last_frame: usize,
     pace: Arc<LinkPace>,
 }
 
@@ -93,7 +93,7 @@ fn send_all(bytes_per_ms: u64, place_ms: u64) -> Outcome {
     let (mut there, mut back) = (Pipe::new(bytes_per_ms), Pipe::new(bytes_per_ms));
     let mut layers = 0..LAYOUT.layers;
     let mut placing = VecDeque::new();
-    let (mut heartbeats, mut largest_frame) = (Vec::new(), 0);
+    let (mut heartbeats, mut last_frame) = (Vec::new(), 0);
     for now_ms in 0..DEADLINE_MS {
         if sender.wants_spans() {
             match layers.next() {
@@ -123,7 +123,7 @@ fn send_all(bytes_per_ms: u64, place_ms: u64) -> Outcome {
                     return Outcome {
                         took_ms: now_ms,
                         slowest_heartbeat_ms: slowest.unwrap_or(0),
-                        largest_frame,
+                        last_frame,
                         pace,
                     };
                 }
@@ -133,7 +133,7 @@ fn send_all(bytes_per_ms: u64, place_ms: u64) -> Outcome {
         for (sent_ms, message) in there.arrivals() {
             match &message.body {
                 Body::Heartbeat { .. } => heartbeats.push((sent_ms, now_ms - sent_ms)),
-                Body::Frame(frame) => largest_frame = frame.payload().len(),
+                Body::Frame(frame) => last_frame = frame.payload().len(),
                 _ => {}
             }
             receiver.on_message(message, now_ms);
@@ -168,7 +168,7 @@ fn a_slow_link_is_full_and_its_queue_is_short() {
     let slow = send_all(12_000, 0);
     let known = slow.pace.bytes_per_s().expect("it was the limit");
     assert!((10e6..20e6).contains(&known), "{known}");
-    assert_eq!(slow.largest_frame, 1 << 20, "frames that were cut before stay as they are");
+    assert_eq!(slow.last_frame, 1 << 20, "frames that were cut before stay as they are");
     // What the first transfer learnt, the next one begins with.
     assert_eq!(slow.pace.frame_bytes(), 64 << 10);
 }
@@ -178,6 +178,22 @@ fn a_receiver_that_is_slow_to_place_makes_no_link_slow() {
     for bytes_per_ms in [1_000_000, 10_000_000] {
         let outcome = send_all(bytes_per_ms, 400);
         assert_eq!(outcome.pace.bytes_per_s(), None);
-        assert_eq!(outcome.largest_frame, 1 << 20);
+        assert_eq!(outcome.last_frame, 1 << 20);
+    }
+}
+
+/// Over UCX a heartbeat says nothing of frames, neither that they have arrived nor how fast.
+#[test]
+fn heartbeats_beside_the_frames_measure_nothing() {
+    for (is_probed, known) in [(true, Some(196_804)), (false, None)] {
+        let (pace, mut flow) = (LinkPace::default(), Flow::default());
+        flow.begin(1 << 24, 0, is_probed);
+        for sequence in 1..=2_u32 {
+            flow.spent_bytes += 1 << 16;
+            flow.probe(sequence, 333 * u64::from(sequence));
+        }
+        flow.probed(1, 1_000, &pace);
+        flow.probed(2, 1_333, &pace);
+        assert_eq!(pace.bytes_per_s().map(|known| known as u64), known);
     }
 }

@@ -3,7 +3,7 @@
 use super::{Link, commit_of};
 use crate::TransferError;
 use crate::message::{
-    Body, Commit, CommitInfo, HeartbeatAck, OpenAccepted, VERSION_MAX, VERSION_MIN,
+    Body, Commit, CommitInfo, FEATURE_UCX, HeartbeatAck, OpenAccepted, VERSION_MAX, VERSION_MIN,
 };
 
 #[derive(Debug)]
@@ -51,7 +51,9 @@ impl Opening {
             link.send_abort(&error);
             return link.failed(error);
         }
-        link.flow.begin(accepted.granted_bytes, link.last_heard_ms);
+        // Over UCX frames and heartbeats go different ways.
+        let is_probed = accepted.features & FEATURE_UCX == 0;
+        link.flow.begin(accepted.granted_bytes, link.last_heard_ms, is_probed);
         Sending { commit: self.commit }.advance(link)
     }
 }
