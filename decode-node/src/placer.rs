@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use baton_engine::backend::Heads;
-use baton_engine_host::EngineHost;
+use baton_engine_host::{EngineHost, place_frame};
 use baton_kv_transfer::frame::Frame;
 use baton_kv_transfer::message::Commit;
 use baton_kv_transfer::receive::Placer;
@@ -16,14 +15,11 @@ pub(crate) struct EnginePlacer {
 
 impl Placer for EnginePlacer {
     async fn place(&self, frame: &Frame) -> Result<(), Error> {
-        let (id, key) = (self.request_id, frame.key());
-        let frame = frame.clone();
-        let place = self.host.ask(move |thread| {
-            let heads = Heads::Some { first: key.head_first.into(), count: key.head_count.into() };
-            let layer = key.layer.into();
-            thread.engine.place(id, layer, key.tokens(), heads, frame.payload())
+        let id = self.request_id;
+        let place = place_frame(&self.host, frame, move |engine, layer, tokens, heads, payload| {
+            engine.place(id, layer, tokens, heads, payload)
         });
-        place.await?
+        place.await
     }
 
     async fn activate(&self, commit: Commit, is_converted: bool) -> Result<(), Error> {

@@ -241,12 +241,7 @@ impl Sessions {
             tokens: wanted.tokens,
             cached_tokens: cached_tokens as u32,
             unseen: wanted.unseen,
-            layout: WireLayout {
-                layers: model.layout.layers,
-                kv_heads: model.layout.kv_heads,
-                head_dim: model.layout.head_dim,
-                dtype: model.layout.dtype,
-            },
+            layout: WireLayout::from(&model.layout),
             fingerprint: model.fingerprint,
             numerics: model.numerics.clone(),
             choices: wanted.choices,

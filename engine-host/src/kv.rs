@@ -25,7 +25,7 @@ mod outbound;
 mod prefix;
 mod speed;
 
-pub use inbound::{Grants, KvServer, Taken};
+pub use inbound::{Grants, KvServer, Taken, place_frame};
 pub use outbound::{Outbound, Sent};
 pub use prefix::{PrefixHolder, to_kv_span};
 pub(crate) use speed::SendSpeed;

@@ -26,8 +26,7 @@ pub(crate) fn conversion_for(
     numerics: &NumericsVersion,
     grant: &Grant,
 ) -> Result<Option<KvConversion>, Error> {
-    let &KvLayout { layers, kv_heads, head_dim, dtype, .. } = layout;
-    let own = WireLayout { layers, kv_heads, head_dim, dtype };
+    let own = WireLayout::from(layout);
     if grant.layout == own {
         return Ok(None);
     }

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use baton_engine::backend::Heads;
 use baton_engine::core::Prefix;
-use baton_engine_host::{EngineHost, Grants, NodeConfig, NodeService, Taken};
+use baton_engine_host::{EngineHost, Grants, NodeConfig, NodeService, Taken, place_frame};
 use baton_kv_transfer::TransferError;
 use baton_kv_transfer::clock::Clock;
 use baton_kv_transfer::frame::{Frame, WireLayout};
@@ -259,13 +258,11 @@ pub(crate) struct PrefixPlacer {
 
 impl Placer for PrefixPlacer {
     async fn place(&self, frame: &Frame) -> Result<(), Error> {
-        let (id, key, frame) = (self.id, frame.key(), frame.clone());
-        let place = self.host.ask(move |thread| {
-            let heads = Heads::Some { first: key.head_first.into(), count: key.head_count.into() };
-            let layer = key.layer.into();
-            thread.engine.place_prefix(id, layer, key.tokens(), heads, frame.payload())
+        let id = self.id;
+        let place = place_frame(&self.host, frame, move |engine, layer, tokens, heads, payload| {
+            engine.place_prefix(id, layer, tokens, heads, payload)
         });
-        place.await?
+        place.await
     }
 
     async fn activate(&self, _commit: Commit, is_converted: bool) -> Result<(), Error> {

@@ -1,16 +1,20 @@
 //! Takes KV streams in: finds each one's grant, verifies, places, activates.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_engine::backend::Heads;
+use baton_engine::core::Engine;
 use baton_kv_transfer::TransferError;
 use baton_kv_transfer::clock::Clock;
+use baton_kv_transfer::frame::Frame;
 use baton_kv_transfer::receive::{self, Placer, ReceiverOutcome};
 use baton_kv_transfer::receiver::Receiver;
 use baton_kv_transfer::transport::{Incoming, TransportStream, grpc};
 use baton_runtime::serve::bind;
-use baton_types::TransferId;
+use baton_types::{Error, TransferId};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -21,7 +25,7 @@ use tracing::Instrument;
 
 use super::KvLane;
 use super::metrics::TransferMetrics;
-use crate::{NodeConfig, ServerError};
+use crate::{EngineHost, NodeConfig, ServerError};
 
 /// A stream that does not say which grant it is for within so long is closed.
 const OPEN_WITHIN: Duration = Duration::from_secs(2);
@@ -53,6 +57,25 @@ pub struct Taken<P, T> {
     /// Ends the transfer.
     pub fence: oneshot::Receiver<TransferError>,
     pub ticket: T,
+}
+
+/// Has the engine put a frame into blocks, between two of its steps.
+///
+/// # Errors
+/// As `place`, and as [`EngineHost::ask`].
+pub async fn place_frame(
+    host: &EngineHost,
+    frame: &Frame,
+    place: impl FnOnce(&mut Engine, usize, Range<usize>, Heads, &[u8]) -> Result<(), Error>
+    + Send
+    + 'static,
+) -> Result<(), Error> {
+    let (key, frame) = (frame.key(), frame.clone());
+    let placing = host.ask(move |thread| {
+        let heads = Heads::Some { first: key.head_first.into(), count: key.head_count.into() };
+        place(&mut thread.engine, key.layer.into(), key.tokens(), heads, frame.payload())
+    });
+    placing.await?
 }
 
 /// A port on which KV is taken.

@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::time::Instant;
 
 use baton_kv_cache::BlockTable;
-use baton_types::{BlockId, Error, ErrorCode, GenerateRequest, RequestId, TokenOutput};
+use baton_types::{Error, ErrorCode, GenerateRequest, RequestId, TokenOutput};
 
 use super::Engine;
 use super::admit::Source;
 use super::run::{Delivered, Outbox, Phase, Run, Work, sampler_digest};
-use crate::backend::{Heads, KvSpan};
+use crate::backend::{Backend, Heads, KvSpan};
 
 impl Engine {
     /// Takes blocks for a request whose KV another node computes, or which
@@ -100,31 +100,7 @@ impl Engine {
                 format!("request {id} takes no KV any more"),
             ));
         };
-        let (blocks, held) = (table.blocks().to_vec(), table.len());
-        self.write_received(layer, &blocks, held, tokens, heads, payload)
-    }
-
-    /// Writes what came from another node into `blocks`, whose first `held` tokens are cached.
-    pub(super) fn write_received(
-        &mut self,
-        layer: usize,
-        blocks: &[BlockId],
-        held: usize,
-        tokens: Range<usize>,
-        heads: Heads,
-        payload: &[u8],
-    ) -> Result<(), Error> {
-        let (token_first, token_count) = (tokens.start, tokens.len());
-        if token_first < held {
-            return Err(Error::new(
-                ErrorCode::FailedPrecondition,
-                format!("token {token_first} lies in the {held} cached ones"),
-            ));
-        }
-        let span = KvSpan { layer, blocks, token_first, token_count, heads };
-        self.backend
-            .write_kv(&span, payload)
-            .map_err(|error| Error::new(ErrorCode::DataLoss, error.to_string()))?;
+        write_received(&mut *self.backend, table, layer, tokens, heads, payload)?;
         self.counters.received_spans += 1;
         Ok(())
     }
@@ -176,6 +152,28 @@ impl Engine {
         self.keep_or_finish(number, run, now);
         Ok(())
     }
+}
+
+/// Writes what came from another node behind the tokens that are cached.
+pub(super) fn write_received(
+    backend: &mut dyn Backend,
+    table: &BlockTable,
+    layer: usize,
+    tokens: Range<usize>,
+    heads: Heads,
+    payload: &[u8],
+) -> Result<(), Error> {
+    let (token_first, token_count, held) = (tokens.start, tokens.len(), table.len());
+    if token_first < held {
+        return Err(Error::new(
+            ErrorCode::FailedPrecondition,
+            format!("token {token_first} lies in the {held} cached ones"),
+        ));
+    }
+    let span = KvSpan { layer, blocks: table.blocks(), token_first, token_count, heads };
+    backend
+        .write_kv(&span, payload)
+        .map_err(|error| Error::new(ErrorCode::DataLoss, error.to_string()))
 }
 
 fn check_first_tokens(run: &Run, tokens: &[TokenOutput], digest: [u8; 32]) -> Result<(), Error> {

@@ -248,9 +248,14 @@ impl Engine {
         outbox: Box<dyn Outbox>,
         now: Instant,
     ) -> Run {
-        let (numerics, layout) = (self.backend.numerics(), self.backend.kv_layout());
-        let key = HashKey::new(&self.fingerprint, numerics, layout.dtype, &request.tenant_salt);
+        let key = self.hash_key(&request.tenant_salt);
         Run::new(request, delivered, work, outbox, key, now)
+    }
+
+    /// Under which blocks of this tenant are found here.
+    fn hash_key(&self, tenant_salt: &[u8]) -> HashKey {
+        let (numerics, layout) = (self.backend.numerics(), self.backend.kv_layout());
+        HashKey::new(&self.fingerprint, numerics, layout.dtype, tenant_salt)
     }
 
     /// Says the end of choices whose delivered tokens are all that they have: the node that drew

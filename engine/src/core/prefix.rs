@@ -4,9 +4,10 @@
 
 use std::ops::Range;
 
-use baton_kv_cache::{BlockTable, HashKey, prefix_hashes};
+use baton_kv_cache::{BlockTable, prefix_hashes};
 use baton_types::{BlockHash, Error, ErrorCode, TokenId, TransferId};
 
+use super::arrive::write_received;
 use super::step::read_span;
 use super::{Engine, ExportedSpan};
 use crate::backend::{Heads, KvSpan};
@@ -104,8 +105,9 @@ impl Engine {
         payload: &[u8],
     ) -> Result<(), Error> {
         let table = &self.travelling.get(&id).ok_or_else(|| unknown(id))?.table;
-        let (blocks, held) = (table.blocks().to_vec(), table.len());
-        self.write_received(layer, &blocks, held, tokens, heads, payload)
+        write_received(&mut *self.backend, table, layer, tokens, heads, payload)?;
+        self.counters.received_spans += 1;
+        Ok(())
     }
 
     /// Everything of a prefix is in place: it is in the cache from now on. Returns its tokens.
@@ -143,9 +145,7 @@ impl Engine {
     }
 
     fn cached(&mut self, prefix: &Prefix) -> (BlockTable, Vec<BlockHash>) {
-        let (numerics, layout) = (self.backend.numerics(), self.backend.kv_layout());
-        let key = HashKey::new(&self.fingerprint, numerics, layout.dtype, &prefix.tenant_salt);
-        let hashes = prefix_hashes(&key, &prefix.tokens);
+        let hashes = prefix_hashes(&self.hash_key(&prefix.tenant_salt), &prefix.tokens);
         let found = self.pool.lookup(&hashes, &prefix.tokens, usize::MAX);
         (BlockTable::from_cached(&self.pool, found), hashes)
     }

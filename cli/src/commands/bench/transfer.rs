@@ -226,19 +226,24 @@ async fn measure(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<Value> {
     let before = (own_cpu(), cpu_of(pid)?);
     let took = send(flags.total).await?.as_secs_f64();
     let (sender, at_receiver) = (own_cpu() - before.0, cpu_of(pid)? - before.1);
-    let gb = flags.total as f64 / 1e9;
     let version = ucx.map(|ucx| match ucx.state() {
         UcxState::Ready { version, operation } => {
             json!({"version": version, "operation": operation.as_str()})
         }
         _ => Value::Null,
     });
-    Ok(json!({
+    Ok(report(flags, took, (sender, at_receiver), version.into()))
+}
+
+/// CPU seconds of sender and receiver, whichever of the two processes they were.
+fn report(flags: &Flags, seconds: f64, (sender, receiver): (f64, f64), ucx: Value) -> Value {
+    let gb = flags.total as f64 / 1e9;
+    json!({
         "way": flags.way.as_str(), "level": flags.level.as_str(),
         "message": flags.message, "streams": flags.streams, "bytes": flags.total,
-        "seconds": took, "gb_per_s": gb / took, "cpu_sender_s_per_gb": sender / gb,
-        "cpu_receiver_s_per_gb": at_receiver / gb, "ucx": version,
-    }))
+        "seconds": seconds, "gb_per_s": gb / seconds, "cpu_sender_s_per_gb": sender / gb,
+        "cpu_receiver_s_per_gb": receiver / gb, "ucx": ucx,
+    })
 }
 
 /// The process at the other end.

@@ -8,7 +8,7 @@ use baton_kv_transfer::bench::ARENA_BYTES;
 use baton_kv_transfer::transport::ucx::raw_get::{Getter, Offer, hold};
 use serde_json::{Value, json};
 
-use super::{Flags, WARM_BYTES, cpu_of, own_cpu, start_other};
+use super::{Flags, WARM_BYTES, cpu_of, own_cpu, report, start_other};
 use crate::print;
 
 /// Messages of each stream under way, as many as a staging region has slots.
@@ -27,25 +27,21 @@ pub async fn run(flags: &Flags) -> anyhow::Result<Value> {
     let offer = read_offer(&other.said).context("what the other end said is no offer")?;
     let (config, in_flight) = (flags.ucx_config(), usize::from(flags.streams) * MESSAGES);
     let (message, total) = (flags.message as usize, flags.total);
-    let before = |pid| anyhow::Ok((own_cpu(), cpu_of(pid)?));
     let pid = other.pid;
+    let cpu = move || anyhow::Ok((own_cpu(), cpu_of(pid)?));
     let getting = move || {
         let failed = |reason: String| anyhow::anyhow!("UCX: {reason}");
         let mut getter = Getter::connect(&config, offer).map_err(failed)?;
         getter.get(message, in_flight, total.min(WARM_BYTES)).map_err(failed)?;
-        let cpu = before(pid)?;
+        let before = cpu()?;
         let took = getter.get(message, in_flight, total).map_err(failed)?.as_secs_f64();
-        let (own, others) = before(pid)?;
-        anyhow::Ok((took, others - cpu.1, own - cpu.0, getter.version().to_owned()))
+        let after = cpu()?;
+        // The holder sends, and this process receives.
+        let spent = (after.1 - before.1, after.0 - before.0);
+        anyhow::Ok((took, spent, getter.version().to_owned()))
     };
-    let (took, sender, receiver, version) = tokio::task::spawn_blocking(getting).await??;
-    let gb = total as f64 / 1e9;
-    Ok(json!({
-        "way": flags.way.as_str(), "level": flags.level.as_str(), "message": flags.message,
-        "streams": flags.streams, "bytes": total, "seconds": took, "gb_per_s": gb / took,
-        "cpu_sender_s_per_gb": sender / gb, "cpu_receiver_s_per_gb": receiver / gb,
-        "ucx": {"version": version, "operation": "get"},
-    }))
+    let (took, spent, version) = tokio::task::spawn_blocking(getting).await??;
+    Ok(report(flags, took, spent, json!({"version": version, "operation": "get"})))
 }
 
 async fn serve(flags: &Flags) -> anyhow::Result<()> {
