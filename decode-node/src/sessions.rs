@@ -17,7 +17,6 @@ use baton_kv_transfer::frame::WireLayout;
 use baton_kv_transfer::grant::{Grant, GrantMinter};
 use baton_kv_transfer::receive::ReceiverOutcome;
 use baton_kv_transfer::receiver::{Receiver, ReceiverConfig};
-use baton_kv_transfer::timing::Timing;
 use baton_runtime::random;
 use baton_types::{Epoch, Error, ErrorCode, GenerateRequest, Incarnation, RequestId, TransferId};
 use tokio::sync::oneshot;
@@ -117,8 +116,7 @@ impl Drop for Unclaimed<'_> {
 
 impl Sessions {
     pub fn new(node: NodeService, config: &NodeConfig, clock: Clock, kv_address: String) -> Self {
-        let timing = Timing { peer_silent_ms: config.peer_silent_ms, ..Timing::default() };
-        let kv_conversion = config.kv_conversion;
+        let (timing, kv_conversion) = (config.timing(), config.kv_conversion);
         Self {
             node,
             clock,

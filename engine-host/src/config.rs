@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use baton_engine::load::{WeightsCache, WeightsMemory};
+use baton_kv_transfer::timing::Timing;
 use baton_types::KvDtype;
 use serde::{Deserialize, Serialize};
 
@@ -125,6 +126,11 @@ impl NodeConfig {
             ucx_devices: String::new(),
             ucx_spin_us: 20,
         }
+    }
+
+    /// How long a transfer's end waits for the other.
+    pub fn timing(&self) -> Timing {
+        Timing { peer_silent_ms: self.peer_silent_ms, ..Timing::default() }
     }
 
     /// What serde cannot see.

@@ -84,6 +84,15 @@ pub struct Plan {
     pub tokens: u32,
 }
 
+/// A plan's bytes on their way, from the first to the last: how long that took, and what a meter
+/// said before and after. What was prepared before is no part of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Window<T> {
+    pub took: Duration,
+    pub before: T,
+    pub after: T,
+}
+
 /// Memory larger than the caches, so that each byte comes from DRAM as a prompt's KV would.
 pub const ARENA_BYTES: usize = 512 << 20;
 
@@ -263,16 +272,17 @@ async fn say(
     outgoing.send(message).await.map_err(|_| TransferError::Closed)
 }
 
-/// Sends a plan's bytes, and waits until the receiver has them; the time that this took.
+/// Sends a plan's bytes, and waits until the receiver has them.
 ///
 /// # Errors
 /// Where a stream fails.
-pub async fn send(
+pub async fn send<T>(
     transport: Arc<dyn Transport>,
     peer: &str,
     plan: Plan,
     memory: FrameMemory,
-) -> Result<Duration, TransferError> {
+    meter: impl Fn() -> T,
+) -> Result<Window<T>, TransferError> {
     let (mut streams, mut running) = (Vec::new(), tokio::task::JoinSet::new());
     for at in 0..plan.streams {
         let sending = Sending {
@@ -288,7 +298,7 @@ pub async fn send(
         };
         streams.push((sending, frames));
     }
-    let start = Instant::now();
+    let (before, start) = (meter(), Instant::now());
     for (sending, frames) in streams {
         let memory = memory.clone();
         running.spawn(async move {
@@ -301,7 +311,7 @@ pub async fn send(
     while let Some(sent) = running.join_next().await {
         sent.map_err(|_| TransferError::Closed)??;
     }
-    Ok(start.elapsed())
+    Ok(Window { took: start.elapsed(), before, after: meter() })
 }
 
 /// One stream of a plan.

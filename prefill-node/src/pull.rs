@@ -13,7 +13,6 @@ use baton_kv_transfer::grant::{Grant, GrantMinter};
 use baton_kv_transfer::message::Commit;
 use baton_kv_transfer::receive::{Placer, ReceiverOutcome};
 use baton_kv_transfer::receiver::{Receiver, ReceiverConfig};
-use baton_kv_transfer::timing::Timing;
 use baton_proto::error::from_status;
 use baton_proto::internal::kv_source_client::KvSourceClient;
 use baton_proto::internal::{PrefixSource, SendPrefixRequest};
@@ -87,12 +86,14 @@ impl Pulls {
         kv_address: String,
         metrics: &Registry,
     ) -> Result<Self, prometheus::Error> {
-        let timing = Timing { peer_silent_ms: config.peer_silent_ms, ..Timing::default() };
         Ok(Self {
             node,
             clock,
             minter: Arc::new(GrantMinter::new(random::bytes())),
-            receiver_config: ReceiverConfig { timing, ..ReceiverConfig::default() },
+            receiver_config: ReceiverConfig {
+                timing: config.timing(),
+                ..ReceiverConfig::default()
+            },
             kv_address,
             waiting: Mutex::default(),
             channels: Mutex::default(),

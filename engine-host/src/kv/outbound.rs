@@ -6,7 +6,6 @@ use baton_kv_transfer::TransferError;
 use baton_kv_transfer::clock::Clock;
 use baton_kv_transfer::send::{self, Outgoing};
 use baton_kv_transfer::sender::{Sender, SenderConfig, SenderIdentity, SenderReport};
-use baton_kv_transfer::timing::Timing;
 use baton_kv_transfer::transport::{Carried, Transport};
 use baton_types::Error;
 use bytes::Bytes;
@@ -60,13 +59,13 @@ impl Outbound {
         transport: Arc<dyn Transport>,
         config: &NodeConfig,
     ) -> Self {
-        let timing = Timing { peer_silent_ms: config.peer_silent_ms, ..Timing::default() };
+        let (timing, memory) = (config.timing(), lane.memory.clone());
         Self {
             node,
             clock: Clock::start(),
             transport,
             runtime: lane.runtime.handle().clone(),
-            config: SenderConfig { timing, memory: lane.memory.clone(), ..SenderConfig::default() },
+            config: SenderConfig { timing, memory, ..SenderConfig::default() },
         }
     }
 

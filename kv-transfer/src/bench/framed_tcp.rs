@@ -2,12 +2,12 @@
 //! frames in order over TCP can do with less.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{ARENA_BYTES, Level, Plan};
+use super::{ARENA_BYTES, Level, Plan, Window};
 use crate::checksum::crc32c;
 use crate::frame::PAYLOAD_MAX_BYTES;
 
@@ -61,11 +61,15 @@ fn fields(header: [u8; HEADER_BYTES]) -> [u32; 2] {
     [field(0), field(4)]
 }
 
-/// Sends a plan's bytes, and waits until the receiver has them; the time that this took.
+/// Sends a plan's bytes, and waits until the receiver has them.
 ///
 /// # Errors
 /// Where a connection fails.
-pub async fn send_framed(peer: &str, plan: Plan) -> io::Result<Duration> {
+pub async fn send_framed<T>(
+    peer: &str,
+    plan: Plan,
+    meter: impl Fn() -> T,
+) -> io::Result<Window<T>> {
     let frame_bytes = plan.message_bytes.min(PAYLOAD_MAX_BYTES);
     let mut streams = Vec::new();
     for _ in 0..plan.streams {
@@ -74,7 +78,7 @@ pub async fn send_framed(peer: &str, plan: Plan) -> io::Result<Duration> {
         stream.read_exact(&mut [0]).await?;
         streams.push((stream, vec![7; ARENA_BYTES / plan.streams]));
     }
-    let start = Instant::now();
+    let (before, start) = (meter(), Instant::now());
     let mut running = tokio::task::JoinSet::new();
     for (mut stream, arena) in streams {
         let bytes = plan.total_bytes / plan.streams as u64;
@@ -97,5 +101,5 @@ pub async fn send_framed(peer: &str, plan: Plan) -> io::Result<Duration> {
     while let Some(sent) = running.join_next().await {
         sent.map_err(io::Error::other)??;
     }
-    Ok(start.elapsed())
+    Ok(Window { took: start.elapsed(), before, after: meter() })
 }

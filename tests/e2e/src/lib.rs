@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ask;
 pub mod cluster;
 pub mod cut;
 pub mod etcd;

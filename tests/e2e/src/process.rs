@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::wait;
 
 const TAIL_LINES: usize = 25;
+const SAYS_WITHIN: Duration = Duration::from_secs(20);
 
 /// A signal that tests send.
 #[derive(Clone, Copy, Debug)]
@@ -140,6 +141,23 @@ impl Process {
     /// Everything that the process has written.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// How often that stands in the log.
+    pub fn says(&self, what: &str) -> usize {
+        self.log().matches(what).count()
+    }
+
+    /// How long after `since` the process says what it had said `before` times.
+    ///
+    /// # Panics
+    /// Where it does not within 20 s.
+    pub async fn says_again(&self, what: &str, before: usize, since: Instant) -> Duration {
+        while self.says(what) == before {
+            assert!(since.elapsed() < SAYS_WITHIN, "{} does not say {what:?}", self.name);
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        since.elapsed()
     }
 }
 

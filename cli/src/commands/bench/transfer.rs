@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use baton_kv_transfer::bench::{self, Level, Plan};
+use baton_kv_transfer::bench::{self, Level, Plan, Window};
 use baton_kv_transfer::frame::WireLayout;
 use baton_kv_transfer::memory::FrameMemory;
 use baton_kv_transfer::transport::Transport;
@@ -221,18 +221,20 @@ async fn measure(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<Value> {
     let Other { pid, said: address, process: _process } = start_other().await?;
     let memory = flags.memory()?;
     let ucx = flags.ucx(&memory).await?;
-    let send = |total| send(own, flags.way, address.clone(), flags.plan(total), &memory, &ucx);
+    let meter = move || anyhow::Ok((own_cpu(), cpu_of(pid)?));
+    let send =
+        |total| send(own, flags.way, address.clone(), flags.plan(total), &memory, &ucx, meter);
     send(flags.total.min(WARM_BYTES)).await?;
-    let before = (own_cpu(), cpu_of(pid)?);
-    let took = send(flags.total).await?.as_secs_f64();
-    let (sender, at_receiver) = (own_cpu() - before.0, cpu_of(pid)? - before.1);
+    let Window { took, before, after } = send(flags.total).await?;
+    let (before, after) = (before?, after?);
+    let spent = (after.0 - before.0, after.1 - before.1);
     let version = ucx.map(|ucx| match ucx.state() {
         UcxState::Ready { version, operation } => {
             json!({"version": version, "operation": operation.as_str()})
         }
         _ => Value::Null,
     });
-    Ok(report(flags, took, (sender, at_receiver), version.into()))
+    Ok(report(flags, took.as_secs_f64(), spent, version.into()))
 }
 
 /// CPU seconds of sender and receiver, whichever of the two processes they were.
@@ -278,17 +280,18 @@ async fn start_other() -> anyhow::Result<Other> {
     Ok(Other { pid, said, process })
 }
 
-async fn send(
+async fn send<T: Send + 'static>(
     own: &OwnRuntime,
     way: Way,
     address: String,
     plan: Plan,
     memory: &FrameMemory,
     ucx: &Option<Ucx>,
-) -> anyhow::Result<Duration> {
+    meter: impl Fn() -> T + Send + 'static,
+) -> anyhow::Result<Window<T>> {
     if way == Way::Tcp {
-        let sending = own.handle().spawn(async move { bench::send_framed(&address, plan).await });
-        return Ok(sending.await??);
+        let sending = async move { bench::send_framed(&address, plan, meter).await };
+        return Ok(own.handle().spawn(sending).await??);
     }
     let (memory, ucx, peer) = (memory.clone(), ucx.clone(), format!("http://{address}"));
     let sending = own.handle().spawn(async move {
@@ -301,7 +304,7 @@ async fn send(
                 Arc::new(UcxTransport::new(grpc, ucx, node, incarnation, fallback))
             }
         };
-        bench::send(transport, &peer, plan, memory).await
+        bench::send(transport, &peer, plan, memory, meter).await
     });
     Ok(sending.await??)
 }

@@ -4,12 +4,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use baton_client::{Client, GenerateRequest};
+use baton_client::Client;
+use baton_tests::ask::{explained, greedy, prompt};
 use baton_tests::cluster::{client, idle};
 use baton_tests::cut::CutNetwork;
 use baton_tests::process::{Process, Signal};
-use baton_tests::prompts::text;
 use baton_tests::{alone, http, paths, ports, wait};
+use baton_types::TokenId;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -95,28 +96,15 @@ impl Divided {
     }
 }
 
-async fn ask(client: Client, seed: u64) -> (Vec<u32>, Value) {
-    let ids = client.tokenize("", &text(seed, 4_000)).await.expect("ids");
-    let request = GenerateRequest::token_ids(ids[..PROMPT_TOKENS].to_vec());
-    let request = request.max_tokens(TOKENS).temperature(0.0).ignore_eos(true).explain(true);
-    let answer = client.generate(request).await.expect("a place").collect().await;
-    let answer = answer.expect("an answer");
-    let explain = serde_json::from_str(&answer.done.explain_json).expect("JSON");
-    (answer.answers[0].token_ids.clone(), explain)
+async fn ask(client: Client, seed: u64) -> (Vec<TokenId>, Value) {
+    let prompt = prompt(&client, seed, PROMPT_TOKENS).await;
+    explained(&client, greedy(prompt, TOKENS)).await
 }
 
 async fn received(decode: SocketAddr) -> f64 {
     let metrics = http::metrics(decode).await.expect("the decode node answers");
     metrics.sum_where("baton_kv_ucx_bytes_total", "received")
         + metrics.sum("baton_kv_transfer_received_bytes_total")
-}
-
-async fn until_it_says(process: &Process, what: &str, since: Instant) -> Duration {
-    while !process.log().contains(what) {
-        assert!(since.elapsed() < Duration::from_secs(20), "{} says nothing", process.name());
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    since.elapsed()
 }
 
 async fn cut_and_mend(node_config: &str, way: &str) {
@@ -137,8 +125,8 @@ async fn cut_and_mend(node_config: &str, way: &str) {
     tokio::time::sleep(Duration::from_millis(300)).await;
     divided.network.cut();
     let since = Instant::now();
-    let found = until_it_says(&divided.decode.0, "transfer failed", since).await;
-    let found_there = until_it_says(&divided.prefill.0, "prefill failed", since).await;
+    let found = divided.decode.0.says_again("transfer failed", 0, since).await;
+    let found_there = divided.prefill.0.says_again("prefill failed", 0, since).await;
     eprintln!("{way}: a cut link was found in {found:?} and, by the sender, in {found_there:?}");
     assert!(found < FOUND_WITHIN && found_there < FOUND_WITHIN, "{found:?}, {found_there:?}");
     let answer = wait::in_time(ANSWER_WITHIN, "the request's end", answer).await;

@@ -4,10 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use baton_client::GenerateRequest;
-use baton_tests::cluster::{Cluster, Part, Plan, Role};
+use baton_tests::ask::{greedy, prompt};
+use baton_tests::cluster::{Cluster, Plan, Role};
 use baton_tests::process::Signal;
-use baton_tests::prompts::text;
 use baton_tests::{alone, http, wait};
 use baton_types::TokenId;
 use tokio::task::JoinHandle;
@@ -33,9 +32,7 @@ type Answer = JoinHandle<Result<Vec<TokenId>, baton_client::ClientError>>;
 
 async fn ask(cluster: &Cluster, seed: u64) -> Answer {
     let client = cluster.clients().remove(0);
-    let ids = client.tokenize("", &text(seed, 4_000)).await.expect("ids");
-    let request = GenerateRequest::token_ids(ids[..PROMPT_TOKENS].to_vec());
-    let request = request.max_tokens(TOKENS).temperature(0.0).ignore_eos(true);
+    let request = greedy(prompt(&client, seed, PROMPT_TOKENS).await, TOKENS);
     tokio::spawn(async move {
         let answer = client.generate(request).await?.collect().await?;
         Ok(answer.answers[0].token_ids.clone())
@@ -60,19 +57,6 @@ async fn begin(cluster: &mut Cluster, seed: u64) -> Answer {
     answer
 }
 
-fn says(part: &Part, what: &str) -> usize {
-    part.process.log().matches(what).count()
-}
-
-/// How long until the part says it once more.
-async fn noticed(part: &Part, what: &str, before: usize, since: Instant) -> Duration {
-    while says(part, what) == before {
-        assert!(since.elapsed() < Duration::from_secs(20), "{} says nothing", part.process.name());
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    since.elapsed()
-}
-
 /// One of the two ends goes in the way of `signal`, and comes back.
 async fn lose(cluster: &mut Cluster, gone: Role, signal: Signal, seed: u64) -> Duration {
     let (left, what) = match gone {
@@ -80,9 +64,9 @@ async fn lose(cluster: &mut Cluster, gone: Role, signal: Signal, seed: u64) -> D
         _ => (Role::Prefill, PREFILL_SAYS),
     };
     let answer = begin(cluster, seed).await;
-    let before = says(cluster.part(left, 0), what);
+    let before = cluster.part(left, 0).process.says(what);
     cluster.part(gone, 0).process.signal(signal);
-    let took = noticed(cluster.part(left, 0), what, before, Instant::now()).await;
+    let took = cluster.part(left, 0).process.says_again(what, before, Instant::now()).await;
     let decode = cluster.part(Role::Decode, 0).http;
     if gone == Role::Prefill {
         wait::until(MEMORY_WITHIN, "no staging memory", || async {

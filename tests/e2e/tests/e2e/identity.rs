@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use baton_client::Client;
 use baton_engine_host::{IsaChoice, KvTransport, NodeConfig};
 use baton_router::RouterConfig;
+use baton_tests::ask::prompt;
 use baton_tests::load::{self, Case, Progress, Recorded};
 use baton_tests::local::{Local, node_config, router_config};
-use baton_tests::prompts::{Numbers, text};
+use baton_tests::prompts::Numbers;
 use baton_tests::{alone, wait};
 use baton_types::TokenId;
 
@@ -186,8 +187,7 @@ async fn reference(lengths: &[usize]) -> Vec<Asked> {
     let longest = lengths.iter().copied().max().unwrap_or(1);
     let mut texts = Vec::new();
     for at in 0..lengths.len() {
-        let ids = client.tokenize("", &text(900 + at as u64, longest + 100)).await;
-        texts.push(ids.expect("the router tokenises"));
+        texts.push(prompt(&client, 900 + at as u64, longest).await);
     }
     let mut all = unanswered(lengths, |at, length| texts[at as usize][..length].to_vec());
     for asked in &mut all {

@@ -9,9 +9,9 @@ use baton_engine_host::NodeConfig;
 use baton_registry::Role;
 use baton_router::{RouterApp, RouterConfig, StaticNode};
 use baton_runtime::shutdown::Shutdown;
+use baton_tests::ask::prompt;
 use baton_tests::cluster::client;
 use baton_tests::local::{Local, node_config, router_config};
-use baton_tests::prompts::text;
 use baton_tests::{alone, http, load, wait};
 use baton_types::{KvDtype, TokenId};
 use serde_json::Value;
@@ -66,8 +66,7 @@ async fn alone_answers(kv: KvDtype) -> Vec<(Vec<TokenId>, u32, Vec<Vec<TokenId>>
     let client = local.client();
     let mut all = Vec::new();
     for (at, (length, choices)) in SHAPES.into_iter().enumerate() {
-        let ids = client.tokenize("", &text(600 + at as u64, 400)).await;
-        let prompt = ids.expect("the router tokenises")[..length].to_vec();
+        let prompt = prompt(&client, 600 + at as u64, length).await;
         let (answers, _) = ask(&client, &prompt, choices).await;
         all.push((prompt, choices, answers));
     }

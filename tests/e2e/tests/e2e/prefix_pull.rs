@@ -15,8 +15,8 @@ use baton_proto::internal::{
 };
 use baton_router::RouterConfig;
 use baton_runtime::grpc::channel;
+use baton_tests::ask::{explained, prompt};
 use baton_tests::local::{Local, node_config, router_config};
-use baton_tests::prompts::text;
 use baton_tests::{alone, http};
 use baton_types::TokenId;
 use serde_json::Value;
@@ -29,21 +29,18 @@ const TURN_TOKENS: usize = 150;
 async fn ask(client: &Client, prompt: &[TokenId], tokens: u32) -> (Vec<TokenId>, Value) {
     let request = GenerateRequest::token_ids(prompt.to_vec()).max_tokens(tokens);
     let request = request.temperature(0.7).seed(11).ignore_eos(true).explain(true);
-    let answer = client.generate(request).await.expect("a place").collect().await;
-    let answer = answer.expect("an answer");
-    let explain = serde_json::from_str(&answer.done.explain_json).expect("JSON");
-    (answer.answers[0].token_ids.clone(), explain)
+    explained(client, request).await
 }
 
 /// Two turns of a conversation; the second one's prompt holds the first one's answer, which the
 /// decode node has and the prefill node has not.
 async fn converse(client: &Client) -> (Vec<TokenId>, Value) {
-    let ids = client.tokenize("", &text(41, 2_000)).await.expect("ids");
+    let ids = prompt(client, 41, PROMPT_TOKENS + TURN_TOKENS).await;
     let (first, rest) = ids.split_at(PROMPT_TOKENS);
     let (answer, _) = ask(client, first, ANSWER_TOKENS).await;
     let mut prompt = first.to_vec();
     prompt.extend(&answer);
-    prompt.extend(&rest[..TURN_TOKENS]);
+    prompt.extend(rest);
     ask(client, &prompt, 40).await
 }
 
@@ -182,7 +179,7 @@ async fn incarnation(node: tonic::transport::Channel) -> u64 {
 async fn a_pull_that_fails_costs_nothing_but_its_time() {
     let _alone = alone().await;
     let local = Local::start(router_config(), node_config(), node_config()).await;
-    let ids = local.client().tokenize("", &text(43, 9_000)).await.expect("ids");
+    let ids = prompt(&local.client(), 43, 9_000).await;
     let prompt = |at: usize| &ids[at * 300..][..280];
     let mut nodes = Nodes::of(&local).await;
     let good = PrefixSource {

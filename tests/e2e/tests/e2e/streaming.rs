@@ -6,6 +6,7 @@ use std::time::Duration;
 use baton_client::{Client, Completion, GenerateRequest};
 use baton_engine_host::NodeConfig;
 use baton_router::RouterConfig;
+use baton_tests::ask::prompt;
 use baton_tests::cluster::{Cluster, Plan, Role};
 use baton_tests::local::{Local, node_config, router_config};
 use baton_tests::prompts::text;
@@ -63,7 +64,7 @@ fn remote_prefill() -> RouterConfig {
 
 /// Prompts below, at and far beyond what is seen; beside them one that sees everything.
 async fn cases(client: &Client) -> Vec<Asked> {
-    let ids = client.tokenize("", &text(77, 2_000)).await.expect("the router tokenises");
+    let ids = prompt(client, 77, 2_000).await;
     let seen = Some((SINKS, WINDOW));
     let shapes = [
         (20, seen, 150, 1),
@@ -190,7 +191,7 @@ async fn memory_is_bounded() {
     let small = NodeConfig { prefill_chunk_tokens: 64, kv_pool_mib: 8, ..node_config() };
     let local = Local::start(remote_prefill(), small.clone(), small).await;
     let client = local.client();
-    let prompt = client.tokenize("", &text(5, 2_000)).await.expect("the router tokenises");
+    let prompt = prompt(&client, 5, 2_000).await;
     let asked = Asked { prompt, streaming: Some((SINKS, WINDOW)), max_tokens: 600, choices: 1 };
     let whole = Asked { streaming: None, ..asked.clone() };
     let refused = async { client.generate(whole.request()).await?.collect().await };

@@ -5,12 +5,12 @@
 //! `cargo test --release -p baton-tests --test e2e transfer_hidden -- --ignored
 //! --nocapture`
 
-use baton_client::{Client, GenerateRequest};
+use baton_client::Client;
 use baton_engine_host::{KvTransport, NodeConfig};
 use baton_router::RouterConfig;
 use baton_tests::alone;
+use baton_tests::ask::{explained, greedy, prompt};
 use baton_tests::local::{Local, node_config, router_config};
-use baton_tests::prompts::text;
 use baton_types::TokenId;
 
 const PROMPT_TOKENS: usize = 2_000;
@@ -23,16 +23,10 @@ const WAYS: [(KvTransport, &str); 3] =
 
 /// The tokens of one request, and its unhidden transfer as a share of its prefill.
 async fn ask(client: &Client, seed: u64, way: &str) -> (Vec<TokenId>, f64) {
-    let ids = client.tokenize("", &text(500 + seed, 2_500)).await.expect("ids");
-    let request = GenerateRequest::token_ids(ids[..PROMPT_TOKENS].to_vec());
-    let request = request.max_tokens(8).temperature(0.0).ignore_eos(true).explain(true);
-    let answer = client.generate(request).await.expect("a place").collect().await;
-    let answer = answer.expect("an answer");
-    let explain: serde_json::Value =
-        serde_json::from_str(&answer.done.explain_json).expect("the explanation is JSON");
+    let prompt = prompt(client, 500 + seed, PROMPT_TOKENS).await;
+    let (tokens, explain) = explained(client, greedy(prompt, 8)).await;
     assert_eq!(explain["transport"], way, "{explain}");
     let us = |phase: &str| explain["phases_us"][phase].as_f64().expect("phases are numbers");
-    let tokens = answer.answers[0].token_ids.clone();
     (tokens, us("transfer_unhidden") / us("prefill"))
 }
 
