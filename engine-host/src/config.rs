@@ -3,15 +3,19 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use baton_engine::cpu::THREADS_MAX;
 use baton_engine::load::{WeightsCache, WeightsMemory};
 use baton_kv_transfer::timing::Timing;
-use baton_types::KvDtype;
+use baton_types::{KvDtype, NodeId};
 use serde::{Deserialize, Serialize};
 
 use crate::KvTransport;
 
 /// Most of `ucx_spin_us`: a second.
 const SPIN_MAX_US: u64 = 1_000_000;
+/// Most that one step may have.
+const SEQUENCES_MAX: usize = 1 << 16;
+const STEP_TOKENS_MAX: usize = 1 << 20;
 
 /// Everything that a prefill or decode node can be told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -179,6 +183,19 @@ impl NodeConfig {
             if value == 0 {
                 wrong.push(format!("{key}: 0 leaves nothing to work with; give at least 1"));
             }
+        }
+        for (key, value, most) in [
+            ("threads", self.threads, THREADS_MAX),
+            ("max_sequences", self.max_sequences, SEQUENCES_MAX),
+            ("prefill_chunk_tokens", self.prefill_chunk_tokens, STEP_TOKENS_MAX),
+            ("mixed_prefill_tokens", self.mixed_prefill_tokens, STEP_TOKENS_MAX),
+        ] {
+            if value > most {
+                wrong.push(format!("{key}: {value} is too much; at most {most}"));
+            }
+        }
+        if let Err(problem) = NodeId::check(&self.id) {
+            wrong.push(format!("id: {problem}"));
         }
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }

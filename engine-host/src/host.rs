@@ -1,5 +1,6 @@
 //! The model, and the async handle to the engine's thread.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use baton_engine::cpu::{CpuBackend, CpuConfig, CpuError};
 use baton_engine::load::LoadObserver;
 use baton_engine::thread::{CommandError, EngineHandle, EngineThread};
 use baton_model_files::{ModelFile, ModelFileError};
+use baton_tokenizer::{Tokenizer, TokenizerError};
 use baton_types::{
     Error, KvLayout, ModelFingerprint, ModelSpec, NumericsVersion, RequestId, TransferId,
 };
@@ -28,6 +30,8 @@ pub enum HostError {
     Model(#[from] ModelFileError),
     #[error(transparent)]
     Backend(#[from] CpuError),
+    #[error("{}: routers could not read the tokenizer: {error}", model.display())]
+    Tokenizer { model: PathBuf, error: TokenizerError },
     #[error("a KV pool of {pool_mib} MiB holds no block of {block_bytes} bytes; raise kv_pool_mib")]
     PoolTooSmall { pool_mib: usize, block_bytes: usize },
     #[error("a KV pool of {pool_mib} MiB has more blocks than can be numbered; lower kv_pool_mib")]
@@ -85,6 +89,7 @@ impl EngineHost {
     ) -> Result<(Self, JoinHandle<()>), HostError> {
         let began = Instant::now();
         let file = ModelFile::open(&config.model)?;
+        check_tokenizer(&file, config)?;
         let (backend, isa) = make_backend(&file, config, observer)?;
         let model = ModelInfo {
             spec: file.spec().clone(),
@@ -210,6 +215,18 @@ impl EngineHost {
 
 fn stopped() -> Error {
     Error::unavailable("the node's engine has stopped")
+}
+
+/// Routers encode and decode, with what nodes send them: a tokenizer that they cannot read is
+/// found here, where the file is.
+fn check_tokenizer(file: &ModelFile, config: &NodeConfig) -> Result<(), HostError> {
+    let tokenizer = Tokenizer::from_artifacts(file.artifacts())
+        .map_err(|error| HostError::Tokenizer { model: config.model.clone(), error })?;
+    if let Some(problem) = tokenizer.chat_template_problem() {
+        let model = config.model.display();
+        tracing::warn!(%model, problem, "the chat template cannot be used: chats are refused");
+    }
+    Ok(())
 }
 
 fn make_backend(

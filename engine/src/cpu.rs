@@ -9,7 +9,7 @@ mod pages;
 use baton_model_files::ModelFile;
 use baton_types::{BlockId, KvLayout, ModelSpec, NumericsVersion};
 
-pub use config::{CpuConfig, CpuError};
+pub use config::{CpuConfig, CpuError, THREADS_MAX};
 
 use crate::backend::{Backend, BackendError, KvRead, KvSpan, LayerSink, Span, StepCost};
 use crate::kernels::dispatch::Kernels;
@@ -77,8 +77,10 @@ impl CpuBackend {
             ropes: RopeTables::new(spec, positions),
             kernels: Kernels::new(config.isa.unwrap_or_else(Isa::detect)),
             pool: Pool::new(config.threads, config.spin).map_err(CpuError::Threads)?,
-            pages: Pages::new(layout, config.kv_blocks).map_err(CpuError::Memory)?,
-            buffers: Buffers::new(spec, &weights, &config).map_err(CpuError::Memory)?,
+            pages: Pages::new(layout, config.kv_blocks)
+                .map_err(CpuError::no_memory(config.pool_text()))?,
+            buffers: Buffers::new(spec, &weights, &config)
+                .map_err(CpuError::no_memory(config.step_text()))?,
             cost: StepCost::default(),
             numerics: NumericsVersion::new(NUMERICS, config.kv_dtype),
             max_step_tokens: config.max_step_tokens,

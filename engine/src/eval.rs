@@ -1,6 +1,6 @@
 //! How well a model predicts a text.
 
-use baton_types::{BlockId, STREAMING_TOKENS_MAX, StreamingAttention, TokenId};
+use baton_types::{BlockId, ModelSpec, STREAMING_TOKENS_MAX, StreamingAttention, TokenId};
 
 use crate::backend::{Backend, BackendError, LogitRows, NoSink, Span};
 
@@ -14,13 +14,17 @@ pub struct Perplexity {
 /// Why a text could not be scored.
 #[derive(Debug, thiserror::Error)]
 pub enum EvalError {
+    #[error("token {0} is none of the model's: its tokenizer has tokens without embeddings")]
+    UnknownToken(TokenId),
+    #[error("the model gives no probabilities: its weights are damaged, or not of this model")]
+    NotANumber,
     #[error("{got} tokens are too few: {want} fill the first chunk")]
     TooShort { got: usize, want: usize },
     #[error(
-        "a context of {0} tokens is not supported: it must be even, at least 4, and fit the \
-             model's context and the KV pool"
+        "a context of {asked} tokens is not supported: it must be even, and 4 to {most} tokens, \
+             which is what the model and the KV pool hold"
     )]
-    Context(usize),
+    Context { asked: usize, most: usize },
     #[error(
         "{} sinks and a window of {} are not supported: the window is at least 1, both fit the \
              model's context, and its layers have no window of their own",
@@ -30,6 +34,11 @@ pub enum EvalError {
     Streaming(StreamingAttention),
     #[error(transparent)]
     Backend(#[from] BackendError),
+}
+
+/// The longest chunk that a model can see.
+pub fn context_most(spec: &ModelSpec, streaming: Option<StreamingAttention>) -> usize {
+    streaming.map_or(spec.context_tokens, |_| STREAMING_TOKENS_MAX)
 }
 
 /// Scores `tokens` as llama.cpp's `llama-perplexity` does: the text is cut into chunks of
@@ -54,13 +63,17 @@ pub fn perplexity(
             return Err(EvalError::Streaming(streaming));
         }
     }
-    let most = streaming.map_or(spec.context_tokens, |_| STREAMING_TOKENS_MAX);
-    let fits = context <= most.min(backend.kv_blocks() * block_tokens);
-    if context < 4 || !context.is_multiple_of(2) || !fits {
-        return Err(EvalError::Context(context));
+    let most = context_most(spec, streaming).min(backend.kv_blocks() * block_tokens);
+    if !(4..=most).contains(&context) || !context.is_multiple_of(2) {
+        return Err(EvalError::Context { asked: context, most });
     }
     if tokens.len() < context {
         return Err(EvalError::TooShort { got: tokens.len(), want: context });
+    }
+    let vocab = spec.vocab;
+    let unknown = |token: &&TokenId| **token as usize >= vocab;
+    if let Some(token) = tokens.iter().chain(&bos).find(unknown) {
+        return Err(EvalError::UnknownToken(*token));
     }
     let blocks: Vec<BlockId> =
         (0..context.div_ceil(block_tokens)).map(|block| BlockId(block as u32)).collect();
@@ -75,6 +88,9 @@ pub fn perplexity(
         scored_tokens += context - 1 - context / 2;
     }
     let perplexity = libm::exp(negative_log / scored_tokens as f64);
+    if perplexity.is_nan() {
+        return Err(EvalError::NotANumber);
+    }
     Ok(Perplexity { perplexity, scored_tokens })
 }
 

@@ -1,6 +1,7 @@
 //! A file's bytes, mapped or owned.
 
 use std::fs::{File, Metadata};
+use std::io::{Error, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -42,6 +43,11 @@ impl FileBytes {
         let open = |source| ModelFileError::Open { path: path.to_owned(), source };
         if cfg!(miri) {
             return std::fs::read(path).map(Self::Owned).map_err(open);
+        }
+        // A pipe would be waited for, for ever.
+        if !std::fs::metadata(path).map_err(open)?.is_file() {
+            let problem = "it is no plain file";
+            return Err(open(Error::new(ErrorKind::InvalidInput, problem)));
         }
         let file = File::open(path).map_err(open)?;
         let metadata = file.metadata().map_err(open)?;

@@ -217,6 +217,8 @@ fn variants_that_would_need_another_computation() {
     let (phi3, gemma3, moe) = ("Phi3ForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM");
     let longrope = json!({"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]});
     refused_as(phi3, &["rope_type", "longrope"], "rope_scaling", longrope);
+    let chunked = json!(["chunked_attention", "sliding_attention"]);
+    refused_as(gemma3, &["layer_types", "chunked_attention"], "layer_types", chunked);
     refused_as(gemma3, &["final_logit_softcapping"], "final_logit_softcapping", json!(30.0));
     refused_as(gemma3, &["hidden_activation"], "hidden_activation", json!("silu"));
     refused_as(gemma3, &["sliding_window"], "sliding_window", json!(null));
@@ -265,6 +267,17 @@ fn broken_configs() {
     refused(&["rms_norm_eps"], |f| f.config["rms_norm_eps"] = json!(0.0));
     refused(&["rope_type", "yarn"], |f| f.config["rope_scaling"] = json!({"type": "yarn"}));
     refused(&["rope_scaling.factor"], |f| f.config["rope_scaling"] = json!({"type": "linear"}));
+    refused(&["rope_scaling", "object"], |f| f.config["rope_scaling"] = json!([]));
+    refused(&["rope_scaling.rope_type"], |f| f.config["rope_scaling"] = json!({"factor": 2.0}));
+    refused(&["rope_parameters.rope_theta", "number"], |f| {
+        f.config.as_object_mut().unwrap().remove("rope_theta");
+        f.config["rope_parameters"] = json!({"rope_theta": "10000"});
+    });
+    // Older fields count beside newer ones that say nothing of it.
+    refused(&["rope_scaling.rope_type", "yarn"], |f| {
+        f.config["rope_parameters"] = json!({"rope_theta": 10000.0});
+        f.config["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2.0});
+    });
     refused(&["attention_bias"], |f| f.config["attention_bias"] = json!(true));
     refused(&["hidden_act"], |f| f.config["hidden_act"] = json!("gelu"));
     refused(&["quantization_config"], |f| f.config["quantization_config"] = json!({}));

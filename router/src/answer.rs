@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_tokenizer::{StopMatcher, TextDecoder};
+use baton_tokenizer::{StopMatcher, StopStep, TextDecoder};
 use baton_types::{Error, FinishReason, GenerateRequest, TokenLogprobs, TokenOutput};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -39,6 +39,8 @@ pub enum AnswerEvent {
 pub struct AnswerStream {
     events: mpsc::Receiver<RequestEvent>,
     choices: Vec<Choice>,
+    /// Stop strings count in the text after so many tokens.
+    min_tokens: u32,
     /// Made while one event was taken, and not yet given out.
     next: Option<AnswerEvent>,
     /// Ends the request early: stop strings, which the nodes do not know, have ended it.
@@ -101,9 +103,9 @@ impl AnswerStream {
             completion_tokens: 0,
             request_id: request.id.to_string(),
         };
-        let enough = CancellationToken::new();
+        let (enough, min_tokens) = (CancellationToken::new(), request.stop.min_tokens);
         let events = dispatcher.start(model.clone(), request, arrived, enough.clone());
-        Self { events, choices, next: None, enough, account, _permit: permit }
+        Self { events, choices, min_tokens, next: None, enough, account, _permit: permit }
     }
 
     /// The next event; `None` after the last. Cancel safe.
@@ -145,7 +147,11 @@ impl AnswerStream {
         }
         choice.tokens += 1;
         self.account.token();
-        let step = choice.stops.push(&choice.decoder.push(token.id));
+        let text = choice.decoder.push(token.id);
+        let step = match choice.tokens <= self.min_tokens {
+            true => StopStep { text, matched: false },
+            false => choice.stops.push(&text),
+        };
         if step.matched {
             choice.finished = true;
             self.next = Some(AnswerEvent::Finished {

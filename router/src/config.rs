@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use baton_registry::Role;
+use baton_types::{DEADLINE_MAX_MS, NodeId};
 use serde::{Deserialize, Serialize};
 
 /// Everything that a router can be told.
@@ -101,6 +102,16 @@ impl RouterConfig {
             if value == 0 {
                 wrong.push(format!("{key}: 0 leaves nothing to work with; give at least 1"));
             }
+        }
+        if self.default_deadline_ms > DEADLINE_MAX_MS {
+            let value = self.default_deadline_ms;
+            wrong.push(format!(
+                "default_deadline_ms: {value} is out of bounds: no request may have more than \
+                 {DEADLINE_MAX_MS}"
+            ));
+        }
+        if let Err(problem) = NodeId::check(&self.id) {
+            wrong.push(format!("id: {problem}"));
         }
         for node in &self.nodes {
             if node.role == Role::Router {

@@ -1,16 +1,17 @@
 //! What both APIs do with a request once it is parsed: validate, queue, dispatch.
 
+use std::iter::once;
 use std::sync::Arc;
 use std::time::Instant;
 
 use baton_runtime::random;
-use baton_tokenizer::{ChatMessage, ChatOptions};
+use baton_tokenizer::{ChatMessage, ChatOptions, Tokenizer};
 use tokio::sync::Semaphore;
 use tracing::Instrument;
 
 use baton_types::{
-    Error, ErrorCode, GenerateRequest, RequestId, SamplingParams, StopParams, StreamingAttention,
-    TokenId,
+    Error, ErrorCode, GenerateRequest, RequestId, STREAMING_TOKENS_MAX, SamplingParams, StopParams,
+    StreamingAttention, TokenId,
 };
 
 use crate::admit::Admission;
@@ -23,6 +24,10 @@ use crate::metrics::RouterMetrics;
 
 /// Prompts that are encoded at once.
 pub const ENCODERS: usize = 2;
+
+/// Of a long prompt so much is encoded to see whether it is far too long, for each token that it
+/// may have: some four times what languages need.
+const LOOK_BYTES_PER_TOKEN: usize = 16;
 
 const MESSAGES_MAX: usize = 4_096;
 const STOPS_MAX: usize = 16;
@@ -70,6 +75,13 @@ pub struct SamplingWishes {
     pub seed: Option<u64>,
 }
 
+impl Wishes {
+    /// Tokens of prompt and answer at most.
+    pub fn tokens_most(&self, model: &Model) -> usize {
+        self.streaming_attention.map_or(model.limits.context_tokens, |_| STREAMING_TOKENS_MAX)
+    }
+}
+
 /// A request that is valid and has not been queued.
 #[derive(Clone, Debug)]
 pub struct Prepared {
@@ -93,19 +105,26 @@ impl Gateway {
         self.catalog.all(&self.cluster.live_models())
     }
 
-    /// Encodes prompts away from the threads that serve: a long one takes seconds, and few at
-    /// once, so that many do not take every core.
+    /// Encodes prompts of at most about so many tokens away from the threads that serve: a long
+    /// one takes seconds, and few at once, so that many do not take every core.
     ///
     /// # Errors
-    /// `Internal` where that was interrupted.
+    /// `InvalidArgument` for a text that is far too long; `Internal` where that was interrupted.
     pub async fn encode(
         &self,
         model: &Arc<Model>,
         texts: Vec<String>,
+        most: usize,
     ) -> Result<Vec<Vec<TokenId>>, Error> {
         let model = model.clone();
-        let encode = move || texts.iter().map(|text| model.tokenizer.encode_prompt(text)).collect();
-        self.encoding(encode).await
+        let encode = move || {
+            let one = |text: &String| {
+                refuse_far_too_long(&model.tokenizer, "prompt", || once(text.as_str()), most)?;
+                Ok(model.tokenizer.encode_prompt(text))
+            };
+            texts.iter().map(one).collect()
+        };
+        self.encoding(encode).await?
     }
 
     /// Renders a chat as [`encode`](Self::encode) encodes: templates are code.
@@ -113,11 +132,12 @@ impl Gateway {
     /// # Errors
     /// `InvalidArgument` for no messages, too many, or what the template refuses; `Unsupported`
     /// where the model has no template.
-    pub async fn encode_chat(
+    async fn encode_chat(
         &self,
         model: &Arc<Model>,
         messages: Vec<ChatMessage>,
         options: ChatOptions,
+        most: usize,
     ) -> Result<Vec<TokenId>, Error> {
         if messages.is_empty() || messages.len() > MESSAGES_MAX {
             let count = messages.len();
@@ -131,8 +151,35 @@ impl Gateway {
             return Err(Error { field: Some("model".into()), ..error });
         }
         let model = model.clone();
-        let render = move || model.tokenizer.encode_chat(&messages, &options);
-        Ok(self.encoding(render).await??)
+        let render = move || {
+            let texts = || messages.iter().map(|message| message.content.as_str());
+            refuse_far_too_long(&model.tokenizer, "messages", texts, most)?;
+            Ok(model.tokenizer.encode_chat(&messages, &options)?)
+        };
+        self.encoding(render).await?
+    }
+
+    /// Renders, completes and validates a chat. What is wrong with its prompt is wrong with its
+    /// messages.
+    ///
+    /// # Errors
+    /// As [`encode_chat`](Self::encode_chat) and [`prepare`](Self::prepare).
+    pub async fn prepare_chat(
+        &self,
+        model: Arc<Model>,
+        messages: Vec<ChatMessage>,
+        options: ChatOptions,
+        wishes: Wishes,
+        arrived: Instant,
+    ) -> Result<Prepared, Error> {
+        let most = wishes.tokens_most(&model);
+        let prompt = self.encode_chat(&model, messages, options, most).await?;
+        self.prepare(model, prompt, wishes, arrived).map_err(|mut error| {
+            if error.field.as_deref() == Some("prompt") {
+                error.field = Some("messages".into());
+            }
+            error
+        })
     }
 
     /// Runs `work` in one of the places for encoding.
@@ -222,6 +269,38 @@ impl Gateway {
         let permit = self.admission.enter().instrument(span).await?;
         Ok(AnswerStream::start(&self.dispatcher, &model, request, stops, arrived, permit))
     }
+}
+
+/// Whether texts that together make a prompt are far too long, by their beginning alone: to
+/// encode megabytes takes seconds and much memory, and for nothing.
+fn refuse_far_too_long<'a, T: Iterator<Item = &'a str>>(
+    tokenizer: &Tokenizer,
+    field: &str,
+    texts: impl Fn() -> T,
+    most: usize,
+) -> Result<(), Error> {
+    let bytes: usize = texts().map(str::len).sum();
+    let looked_at = most.saturating_mul(LOOK_BYTES_PER_TOKEN);
+    if bytes <= looked_at {
+        return Ok(());
+    }
+    let mut beginning = String::new();
+    for text in texts() {
+        let room = looked_at - beginning.len();
+        beginning.push_str(&text[..text.floor_char_boundary(room)]);
+        if text.len() >= room {
+            break;
+        }
+    }
+    // Where it was cut some tokens may be more than they would be.
+    if tokenizer.encode(&beginning).len() <= 2 * most {
+        return Ok(());
+    }
+    let message = format!(
+        "{bytes} bytes are far more than the {most} tokens that prompt and answer may have; \
+         shorten the prompt"
+    );
+    Err(Error::invalid(field, message))
 }
 
 fn check_stops(stops: &[String]) -> Result<(), Error> {

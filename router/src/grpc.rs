@@ -57,15 +57,18 @@ impl GrpcApi {
     async fn try_generate(&self, wire: GenerateRequest) -> Result<EventStream, Error> {
         let arrived = Instant::now();
         let model = self.gateway.model(&wire.model)?;
-        let prompt = match wire.prompt {
-            Some(Prompt::Text(text)) => self.gateway.encode(&model, vec![text]).await?.remove(0),
-            Some(Prompt::TokenIds(ids)) => ids.ids,
-            None => return Err(Error::invalid("prompt", "give a prompt: text or token_ids")),
-        };
         let output = wire.output.unwrap_or_default();
         let wishes = Wishes {
             streaming_attention: wire.streaming_attention.map(streaming),
             ..wishes(wire.sampling, wire.stop, &output, wire.deadline_ms)
+        };
+        let prompt = match wire.prompt {
+            Some(Prompt::Text(text)) => {
+                let most = wishes.tokens_most(&model);
+                self.gateway.encode(&model, vec![text], most).await?.remove(0)
+            }
+            Some(Prompt::TokenIds(ids)) => ids.ids,
+            None => return Err(Error::invalid("prompt", "give a prompt: text or token_ids")),
         };
         let prepared = self.gateway.prepare(model, prompt, wishes, arrived)?;
         self.run(prepared, output.explain).await
@@ -79,13 +82,13 @@ impl GrpcApi {
             .into_iter()
             .map(|message| ChatMessage { role: message.role, content: message.content, name: None })
             .collect();
-        let prompt = self.gateway.encode_chat(&model, messages, ChatOptions::default()).await?;
         let output = wire.output.unwrap_or_default();
         let wishes = Wishes {
             streaming_attention: wire.streaming_attention.map(streaming),
             ..wishes(wire.sampling, wire.stop, &output, wire.deadline_ms)
         };
-        let prepared = self.gateway.prepare(model, prompt, wishes, arrived)?;
+        let options = ChatOptions::default();
+        let prepared = self.gateway.prepare_chat(model, messages, options, wishes, arrived).await?;
         self.run(prepared, output.explain).await
     }
 }
@@ -228,7 +231,8 @@ impl Baton for GrpcApi {
     ) -> Result<Response<TokenizeResponse>, Status> {
         let request = request.into_inner();
         let model = self.gateway.model(&request.model).map_err(|error| to_status(&error))?;
-        let encoded = self.gateway.encode(&model, vec![request.text]).await;
+        // No prompt: nothing bounds it but the size of a message.
+        let encoded = self.gateway.encode(&model, vec![request.text], usize::MAX).await;
         let ids = encoded.map_err(|error| to_status(&error))?.remove(0);
         Ok(Response::new(TokenizeResponse { ids }))
     }

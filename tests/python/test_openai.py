@@ -110,6 +110,9 @@ def test_stop_strings(client, model):
         reply = complete(client, model, max_tokens=40, **options)
         assert reply.choices[0].text == full[: full.index(stop)]
         assert reply.choices[0].finish_reason == "stop"
+    least = {"min_tokens": 20}
+    held = complete(client, model, max_tokens=40, stop=list("aeio"), extra_body=least)
+    assert held.usage.completion_tokens > 20
     stream = complete(client, model, max_tokens=40, stop=stop, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == full[: full.index(stop)]
 

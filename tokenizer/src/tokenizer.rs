@@ -86,6 +86,11 @@ impl Tokenizer {
         self.chat_template.is_some()
     }
 
+    /// Why the chat template can render nothing at all, if it cannot.
+    pub fn chat_template_problem(&self) -> Option<&str> {
+        self.chat_template.as_ref()?.problem()
+    }
+
     /// Number of ids, control tokens and holes included.
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()

@@ -93,6 +93,8 @@ bytes_id!(
     ModelFingerprint, 32
 );
 
+const NODE_ID_MAX_BYTES: usize = 253;
+
 /// A node's name, unique in its cluster and stable over restarts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -105,6 +107,21 @@ impl NodeId {
 
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Whether a name can be given: it stands in keys of etcd, in labels and in logs.
+    ///
+    /// # Errors
+    /// What it may be.
+    pub fn check(name: &str) -> Result<(), String> {
+        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.:@[]".contains(letter);
+        if name.len() <= NODE_ID_MAX_BYTES && name.chars().all(is_plain) {
+            return Ok(());
+        }
+        Err(format!(
+            "{name:?} cannot be a node's name; give at most {NODE_ID_MAX_BYTES} letters, digits, \
+             and -_.:@[]"
+        ))
     }
 }
 

@@ -25,6 +25,6 @@ pub use model::{
     Activation, Experts, ModelFamily, ModelFeatures, ModelSpec, RopeScaling, RopeSpec,
     SlidingWindow,
 };
-pub use request::{GenerateRequest, Limits, SamplingParams, StopParams};
+pub use request::{DEADLINE_MAX_MS, GenerateRequest, Limits, SamplingParams, StopParams};
 pub use response::{FinishReason, TokenLogprobs, TokenOutput, Usage};
 pub use streaming::{STREAMING_TOKENS_MAX, StreamingAttention};

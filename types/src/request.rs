@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A day: a longer deadline is a mistake, and no clock overflows.
-const DEADLINE_MAX_MS: u64 = 86_400_000;
+pub const DEADLINE_MAX_MS: u64 = 86_400_000;
 
 /// How the next token is drawn. Neutral values switch a rule off.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use baton_engine::cpu::{CpuBackend, CpuConfig};
-use baton_engine::eval::perplexity;
+use baton_engine::eval::{context_most, perplexity};
 use baton_engine::load::WeightsCache;
 use baton_model_files::ModelFile;
 use baton_runtime::logs;
@@ -68,18 +68,21 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::from_artifacts(file.artifacts())?;
     let tokens = tokenizer.encode(&text);
     let defaults = CpuConfig::default();
+    let streaming = flags.streaming.attention();
+    // A longer context is refused, with what may be asked for.
+    let held = flags.context.min(context_most(file.spec(), streaming));
     let config = CpuConfig {
         kv_dtype: flags.kv_dtype,
         weights_cache: flags.weights_cache.clone(),
         threads: if flags.threads == 0 { defaults.threads } else { flags.threads },
-        kv_blocks: flags.context.div_ceil(defaults.block_tokens) + 1,
+        kv_blocks: held.div_ceil(defaults.block_tokens) + 1,
         ..defaults
     };
     let mut backend = CpuBackend::load(&file, config, &progress)?;
     progress.begin(format!("scoring {} tokens", tokens.len()));
     let artifacts = file.artifacts();
     let bos = artifacts.bos_id.filter(|_| artifacts.add_bos);
-    let score = perplexity(&mut backend, &tokens, flags.context, bos, flags.streaming.attention())?;
+    let score = perplexity(&mut backend, &tokens, flags.context, bos, streaming)?;
     progress.finish();
     if flags.json {
         return print::json(&json!({

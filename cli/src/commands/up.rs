@@ -102,6 +102,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         grpc: router.grpc_address(),
         prefill: prefill.grpc_address(),
         decode: decode.grpc_address(),
+        prefill_http: prefill.http_address(),
+        decode_http: decode.http_address(),
     };
     let health = router.health();
     let mut parts: JoinSet<anyhow::Result<()>> = JoinSet::new();
@@ -175,11 +177,13 @@ struct ReadyBlock {
     grpc: SocketAddr,
     prefill: SocketAddr,
     decode: SocketAddr,
+    prefill_http: SocketAddr,
+    decode_http: SocketAddr,
 }
 
 impl ReadyBlock {
     async fn print(&self, as_json: bool) -> anyhow::Result<()> {
-        let Self { model, http, grpc, prefill, decode } = self;
+        let Self { model, http, grpc, prefill, decode, prefill_http, decode_http } = self;
         let endpoint = baton_client::Client::connect(
             &format!("http://{grpc}"),
             baton_client::ClientOptions::default(),
@@ -190,7 +194,8 @@ impl ReadyBlock {
             return print::json(&json!({
                 "model": name, "file": model, "http": format!("http://{http}"),
                 "grpc": format!("http://{grpc}"), "prefill": prefill.to_string(),
-                "decode": decode.to_string(),
+                "decode": decode.to_string(), "prefill_http": format!("http://{prefill_http}"),
+                "decode_http": format!("http://{decode_http}"),
             }));
         }
         let body = json!({
@@ -204,7 +209,8 @@ impl ReadyBlock {
              model       {name} ({model})\n  \
              OpenAI API  http://{http}/v1\n  \
              gRPC API    http://{grpc}\n  \
-             nodes       prefill {prefill}, decode {decode}\n\n\
+             nodes       prefill {prefill}, decode {decode}\n  \
+             metrics     /metrics at {http}, {prefill_http} (prefill) and {decode_http} (decode)\n\n\
              Try:\n\n  \
              curl http://{http}/v1/chat/completions \
              -H 'content-type: application/json' -d '{body}'\n\n\

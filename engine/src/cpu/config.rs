@@ -9,7 +9,7 @@ use crate::simd::Isa;
 /// Blocks are made of tiles of so many tokens.
 const TILE_TOKENS: usize = 16;
 const MAX_BLOCK_TOKENS: usize = 4096;
-const MAX_THREADS: usize = 1024;
+pub const THREADS_MAX: usize = 1024;
 
 /// Sizes of a backend.
 #[derive(Clone, Debug)]
@@ -59,18 +59,34 @@ pub enum CpuError {
     KvDtype(KvDtype),
     #[error("this processor has no {}; choose another instruction set or none", .0.as_str())]
     Isa(Isa),
-    #[error("no memory for weights and KV pool: {0}; give it a smaller KV pool or context")]
-    Memory(#[source] std::io::Error),
+    #[error("no memory for {what} ({error})")]
+    Memory { what: String, error: std::io::Error },
     #[error("the model's files were changed while they were read; start again when they are whole")]
     ModelChanged,
     #[error("cannot start the engine's threads: {0}")]
     Threads(#[source] std::io::Error),
 }
 
+impl CpuError {
+    pub(crate) fn no_memory(what: String) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| Self::Memory { what, error }
+    }
+}
+
 impl CpuConfig {
+    pub(super) fn pool_text(&self) -> String {
+        let Self { kv_blocks, block_tokens, .. } = self;
+        format!("a KV pool of {kv_blocks} blocks of {block_tokens} tokens; make it smaller")
+    }
+
+    pub(super) fn step_text(&self) -> String {
+        let Self { max_step_tokens, max_logit_rows, .. } = self;
+        format!("steps of {max_step_tokens} tokens and {max_logit_rows} sequences; allow fewer")
+    }
+
     pub(super) fn check(&self) -> Result<(), CpuError> {
         let fail = |name, value, want| Err(CpuError::Config { name, value, want });
-        if !(1..=MAX_THREADS).contains(&self.threads) {
+        if !(1..=THREADS_MAX).contains(&self.threads) {
             return fail("threads", self.threads, "1 to 1024");
         }
         let block = self.block_tokens;

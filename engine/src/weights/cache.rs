@@ -122,7 +122,9 @@ impl Loader<'_> {
     /// Packs into this process's own memory, laid out as a file would be: in one piece, so that
     /// huge pages hold many small matrices.
     fn pack(&self, plan: &PackedPlan) -> Result<Weights, CpuError> {
-        let mut bytes = Buffer::zeroed(plan.file_bytes()).map_err(CpuError::Memory)?;
+        let size = plan.file_bytes();
+        let what = format!("{} MiB of weights", size >> 20);
+        let mut bytes = Buffer::zeroed(size).map_err(CpuError::no_memory(what))?;
         let mut places = plan.matrices();
         let Ok(_) = Weights::load(self.model, &mut |recipe| {
             let (shape, start) = places.next().expect("the plan lists every matrix");

@@ -147,7 +147,18 @@ impl Config {
         let count = self.num_hidden_layers.min(MAX_LAYERS);
         let layers: Vec<bool> = match (&self.layer_types, family) {
             (Some(types), _) if types.len() >= count => {
-                types[..count].iter().map(|kind| kind == "sliding_attention").collect()
+                let slides = types[..count].iter().map(|kind| match kind.as_str() {
+                    "sliding_attention" => Ok(true),
+                    "full_attention" => Ok(false),
+                    other => Err(ModelFileError::KeyValue {
+                        file: file.to_owned(),
+                        key: "layer_types".into(),
+                        problem: format!(
+                            "{other} is not supported; supported: full_attention, sliding_attention"
+                        ),
+                    }),
+                });
+                slides.collect::<Result<_, _>>()?
             }
             (Some(types), _) => {
                 return Err(ModelFileError::KeyValue {

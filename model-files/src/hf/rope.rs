@@ -1,7 +1,7 @@
 //! Rotation from `config.json`.
 
 use baton_types::{RopeScaling, RopeSpec};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::config::Config;
 use crate::ModelFileError;
@@ -29,32 +29,83 @@ impl Config {
             Layers::Full => "full_attention",
             Layers::Sliding => "sliding_attention",
         };
-        let parameters = self.rope_parameters.as_ref().map(|all| all.get(kind).unwrap_or(all));
-        let new_theta = parameters.and_then(|p| p.get("rope_theta")?.as_f64());
+        let all = Fields::new(file, "rope_parameters", self.rope_parameters.as_ref())?;
+        let parameters = match all.value.and_then(|all| all.get(kind)) {
+            Some(ours) => Fields::new(file, "rope_parameters", Some(ours))?,
+            None => all,
+        };
+        let older = Fields::new(file, "rope_scaling", self.rope_scaling.as_ref())?;
         let (theta, scaling) = match layers {
-            Layers::Full => (self.rope_theta, parameters.or(self.rope_scaling.as_ref())),
+            Layers::Full if parameters.kind().is_none() => (self.rope_theta, older),
+            Layers::Full => (self.rope_theta, parameters),
             Layers::Sliding => (self.rope_local_base_freq, parameters),
         };
-        let default_theta = self.default_theta(layers);
-        let partial = self
-            .partial_rotary_factor
-            .or_else(|| parameters.and_then(|p| p.get("partial_rotary_factor")?.as_f64()));
+        let theta = match theta {
+            Some(theta) => Some(theta),
+            None => parameters.number("rope_theta")?,
+        };
+        let partial = match self.partial_rotary_factor {
+            Some(partial) => Some(partial),
+            None => parameters.number("partial_rotary_factor")?,
+        };
         let dim = (head_dim as f64 * partial.unwrap_or(1.0)) as usize;
-        let theta = theta.or(new_theta).unwrap_or(default_theta);
+        let theta = theta.unwrap_or(self.default_theta(layers));
         Ok(RopeSpec { dim, theta, scaling: scaling_of(file, scaling)? })
     }
 }
 
-fn scaling_of(file: &str, parameters: Option<&Value>) -> Result<RopeScaling, ModelFileError> {
-    let number = |key: &str| parameters?.get(key)?.as_f64();
-    let kind = parameters
-        .and_then(|p| p.get("rope_type").or_else(|| p.get("type")))
-        .map_or(Some("default"), Value::as_str);
-    let need = |key: &str| {
-        number(key).ok_or_else(|| ModelFileError::MissingKey {
-            file: file.to_owned(),
-            key: format!("rope_scaling.{key}"),
-        })
+/// One of the two objects that speak of rotation.
+#[derive(Clone, Copy)]
+struct Fields<'a> {
+    file: &'a str,
+    name: &'static str,
+    value: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> Fields<'a> {
+    fn new(
+        file: &'a str,
+        name: &'static str,
+        value: Option<&'a Value>,
+    ) -> Result<Self, ModelFileError> {
+        let value = match value {
+            None | Some(Value::Null) => None,
+            Some(Value::Object(object)) => Some(object),
+            Some(other) => return Err(wrong_type(file, name.into(), "an object", other)),
+        };
+        Ok(Self { file, name, value })
+    }
+
+    fn kind(self) -> Option<&'a Value> {
+        let object = self.value?;
+        object.get("rope_type").or_else(|| object.get("type")).filter(|kind| !kind.is_null())
+    }
+
+    fn number(self, key: &str) -> Result<Option<f64>, ModelFileError> {
+        match self.value.and_then(|object| object.get(key)).filter(|value| !value.is_null()) {
+            None => Ok(None),
+            Some(value) => value.as_f64().map(Some).ok_or_else(|| {
+                wrong_type(self.file, format!("{}.{key}", self.name), "a number", value)
+            }),
+        }
+    }
+}
+
+fn wrong_type(file: &str, key: String, want: &'static str, got: &Value) -> ModelFileError {
+    ModelFileError::KeyType { file: file.to_owned(), key, want, got: got.to_string() }
+}
+
+fn scaling_of(file: &str, fields: Fields<'_>) -> Result<RopeScaling, ModelFileError> {
+    let missing = |key: &str| ModelFileError::MissingKey {
+        file: file.to_owned(),
+        key: format!("{}.{key}", fields.name),
+    };
+    let need = |key: &str| fields.number(key)?.ok_or_else(|| missing(key));
+    let kind = match fields.kind() {
+        // Scaled by nobody knows what.
+        None if fields.number("factor")?.is_some() => return Err(missing("rope_type")),
+        None => Some("default"),
+        Some(kind) => kind.as_str(),
     };
     match kind {
         Some("default") => Ok(RopeScaling::None),
@@ -67,7 +118,7 @@ fn scaling_of(file: &str, parameters: Option<&Value>) -> Result<RopeScaling, Mod
         }),
         other => Err(ModelFileError::KeyValue {
             file: file.to_owned(),
-            key: "rope_scaling.rope_type".into(),
+            key: format!("{}.rope_type", fields.name),
             problem: format!(
                 "{} is not supported; supported: default, linear, llama3",
                 other.unwrap_or("no text")

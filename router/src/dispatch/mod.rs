@@ -163,16 +163,15 @@ impl Dispatch {
         self.router.budget.deposit();
         loop {
             let placement = self.place().await?;
-            match self.stream(placement).await {
+            let why = match self.stream(placement).await {
                 Ok(()) => return Ok(self.trail.finish(&self.sequencer)),
                 Err(Interrupted::Fatal(error)) => return Err(error),
-                Err(Interrupted::NodeLost(error)) => {
-                    tracing::warn!(%error, "the decode node is lost; going on elsewhere");
-                    self.router.metrics.recovered();
-                    self.trail.recovered(&error);
-                    self.lost += 1;
-                }
-            }
+                Err(Interrupted::NodeLost(error)) => error,
+            };
+            tracing::warn!(error = %why, "the decode node is lost; going on elsewhere");
+            self.router.metrics.recovered();
+            self.trail.recovered(&why);
+            self.lost += 1;
             if self.sequencer.all_finished() {
                 // Everything was delivered before the node went.
                 return Ok(self.trail.finish(&self.sequencer));
@@ -181,7 +180,7 @@ impl Dispatch {
                 return Err(Error {
                     retry_after_ms: Some(1_000),
                     ..Error::unavailable(format!(
-                        "{LOST_MAX} decode nodes were lost under this request"
+                        "{LOST_MAX} decode nodes were lost under this request; the last: {why}"
                     ))
                 });
             }

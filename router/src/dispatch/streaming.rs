@@ -113,7 +113,10 @@ impl Dispatch {
             Err(error) => {
                 let failed = placement.prefill.take().expect("it has just failed");
                 let replaced = self.replace_prefill(placement, &failed.view, error).await;
-                return replaced.map_err(Interrupted::NodeLost);
+                return replaced.map_err(|error| match may_end_elsewhere(&error) {
+                    true => Interrupted::NodeLost(error),
+                    false => Interrupted::Fatal(error),
+                });
             }
         };
         match event.event {
@@ -157,7 +160,7 @@ impl Dispatch {
     /// prefill node, or by the decode node itself.
     ///
     /// # Errors
-    /// Where the decode node does not play along; then it counts as lost.
+    /// Where the decode node does not play along, or the request would fail at any node.
     pub(super) async fn replace_prefill(
         &mut self,
         placement: &mut Placement,
@@ -248,9 +251,18 @@ fn lost(why: &str) -> Interrupted {
 fn is_worth_another_try(error: &Error, budget: &crate::retry::RetryBudget) -> bool {
     match error.code {
         ErrorCode::Unavailable | ErrorCode::ResourceExhausted => true,
-        ErrorCode::DataLoss | ErrorCode::FailedPrecondition | ErrorCode::Cancelled => {
-            budget.withdraw()
-        }
-        _ => false,
+        _ => may_end_elsewhere(error) && budget.withdraw(),
     }
+}
+
+/// Whether it is a node that fails and not the request, which would fail at each.
+fn may_end_elsewhere(error: &Error) -> bool {
+    matches!(
+        error.code,
+        ErrorCode::Unavailable
+            | ErrorCode::ResourceExhausted
+            | ErrorCode::DataLoss
+            | ErrorCode::FailedPrecondition
+            | ErrorCode::Cancelled
+    )
 }

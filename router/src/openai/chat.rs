@@ -73,8 +73,7 @@ async fn parse(
     let (mut wishes, delivery) = wishes::take(&mut fields)?;
     take_chat_limits(&mut fields, &mut wishes)?;
     fields.finish()?;
-    let prompt = gateway.encode_chat(&model, messages, options).await?;
-    Ok((gateway.prepare(model, prompt, wishes, arrived)?, delivery))
+    Ok((gateway.prepare_chat(model, messages, options, wishes, arrived).await?, delivery))
 }
 
 fn chat_options(fields: &mut Fields) -> Result<ChatOptions, Error> {

@@ -113,8 +113,8 @@ async fn parse(
     let name: String = fields.require("model")?;
     let model = gateway.model(&name)?;
     let prompt: Value = fields.require("prompt")?;
-    let prompts = prompts(gateway, &model, prompt).await?;
     let (mut wishes, delivery) = wishes::take(&mut fields)?;
+    let prompts = prompts(gateway, &model, prompt, wishes.tokens_most(&model)).await?;
     let echo = fields.take("echo")?.unwrap_or(false);
     wishes.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
     wishes.logprobs = fields.take("logprobs")?;
@@ -139,6 +139,7 @@ async fn prompts(
     gateway: &Gateway,
     model: &Arc<Model>,
     field: Value,
+    most: usize,
 ) -> Result<Vec<Vec<TokenId>>, Error> {
     let wrong = "prompt must be a string, a list of strings, a list of token ids, or a list of \
                  lists of token ids";
@@ -156,8 +157,8 @@ async fn prompts(
         return Err(Error::invalid("prompt", message));
     }
     match field {
-        PromptField::Text(text) => gateway.encode(model, vec![text]).await,
-        PromptField::Texts(texts) => gateway.encode(model, texts).await,
+        PromptField::Text(text) => gateway.encode(model, vec![text], most).await,
+        PromptField::Texts(texts) => gateway.encode(model, texts, most).await,
         PromptField::Ids(ids) => Ok(vec![ids]),
         PromptField::ManyIds(many) => match many.iter().position(Vec::is_empty) {
             Some(at) => Err(Error::invalid("prompt", format!("prompt[{at}] has no tokens"))),

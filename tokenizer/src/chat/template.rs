@@ -75,6 +75,11 @@ impl ChatTemplate {
         Self { environment, sandbox, bos_token, eos_token }
     }
 
+    /// Why the source does not parse.
+    pub(crate) fn problem(&self) -> Option<&str> {
+        self.environment.as_ref().err().map(String::as_str)
+    }
+
     /// # Errors
     /// As [`Tokenizer::encode_chat`](crate::Tokenizer::encode_chat).
     pub(crate) fn render(

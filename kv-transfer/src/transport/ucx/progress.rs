@@ -119,6 +119,9 @@ impl Progress {
                 active = now;
             } else if now - active >= self.spin {
                 self.sleep()?;
+            } else {
+                // Where processors are few, who fills or empties frames goes first.
+                std::thread::yield_now();
             }
         }
     }

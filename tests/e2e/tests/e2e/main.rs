@@ -4,6 +4,7 @@
 mod cancel;
 mod corruption;
 mod cut_link;
+mod damaged_model;
 mod deadlines;
 mod drain;
 mod faults;

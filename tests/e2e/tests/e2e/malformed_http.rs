@@ -148,6 +148,12 @@ fn bad_chats() -> Vec<Bad> {
             "messages[0].role",
             "string",
         ),
+        chat(
+            "a chat longer than the context",
+            messages(json!([{"role": "user", "content": "word ".repeat(9_000)}])),
+            "messages",
+            "shorten",
+        ),
         chat("no content", messages(json!([{"role": "user"}])), "messages[0].content", "missing"),
         chat(
             "an image",

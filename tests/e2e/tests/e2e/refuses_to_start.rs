@@ -39,6 +39,17 @@ fn assert_says(what: &str, (success, log): &(bool, String), says: &[&str]) {
     }
 }
 
+/// The model, but that its tokenizer is of a kind that nobody knows.
+fn of_another_pre_tokenizer(mut model: Vec<u8>) -> Vec<u8> {
+    let find = |from: usize, what: &[u8]| {
+        let at = model[from..].windows(what.len()).position(|window| window == what);
+        from + at.expect("the model has it")
+    };
+    let value = find(find(0, b"tokenizer.ggml.pre"), b"smollm");
+    model[value..][..6].copy_from_slice(b"smxllm");
+    model
+}
+
 #[tokio::test]
 async fn a_model_that_is_broken() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -59,6 +70,10 @@ async fn a_model_that_is_broken() {
         }
     }
     let [grpc, http] = listening();
+    let other = of_another_pre_tokenizer(whole);
+    let model = format!("--model={}", file(folder.path(), "pre.gguf", &other));
+    let ended = run("baton-decode", &[&model, &grpc, &http]).await;
+    assert_says("an unknown tokenizer", &ended, &["pre.gguf", "tokenizer", "smxllm"]);
     let ended = run("baton-decode", &["--model=/no/such.gguf", &grpc, &http]).await;
     assert_says("a model that is missing", &ended, &["/no/such.gguf"]);
     let ended = run("baton-decode", &[&grpc, &http]).await;
@@ -74,6 +89,12 @@ async fn a_configuration_that_is_wrong() {
     let wrong = file(folder.path(), "b.toml", b"block_tokens = 24\nmax_sequences = 0\n");
     let ended = run("baton-decode", &["--config", &wrong, "--model=x"]).await;
     assert_says("two wrong values", &ended, &["block_tokens", "max_sequences"]);
+    let too_much = file(folder.path(), "d.toml", b"max_sequences = 9999999999\nid = \"a b\"\n");
+    let ended = run("baton-decode", &["--config", &too_much, "--model=x"]).await;
+    assert_says("too much", &ended, &["max_sequences", "65536", "id: \"a b\""]);
+    let too_long = file(folder.path(), "e.toml", b"default_deadline_ms = 86400001\n");
+    let ended = run("baton-router", &["--config", &too_long]).await;
+    assert_says("too long", &ended, &["default_deadline_ms", "86400000"]);
     let no_toml = file(folder.path(), "c.toml", b"= =");
     assert_says("no TOML", &run("baton-router", &["--config", &no_toml]).await, &[]);
     let absent = run("baton-router", &["--config", "/no/such.toml"]).await;
