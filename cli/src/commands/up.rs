@@ -210,7 +210,8 @@ impl ReadyBlock {
              OpenAI API  http://{http}/v1\n  \
              gRPC API    http://{grpc}\n  \
              nodes       prefill {prefill}, decode {decode}\n  \
-             metrics     /metrics at {http}, {prefill_http} (prefill) and {decode_http} (decode)\n\n\
+             metrics     /metrics at {http}, {prefill_http} (prefill), {decode_http} (decode)\n\
+             \n\
              Try:\n\n  \
              curl http://{http}/v1/chat/completions \
              -H 'content-type: application/json' -d '{body}'\n\n\

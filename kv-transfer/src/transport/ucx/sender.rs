@@ -20,7 +20,8 @@ use crate::message::{Body, FEATURE_UCX, KvMessage};
 use crate::transport::grpc::GrpcTransport;
 use crate::transport::{Carried, STREAM_MESSAGES_MAX, Transport, TransportStream};
 
-/// A peer whose link never worked is offered another after so long; until then frames take gRPC.
+/// After two links in a row that never worked, a peer is offered another after so long; until then
+/// frames take gRPC.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// As after a failure, where the peer has no UCX: it would have to be started anew.
 const AFTER_REFUSAL: Duration = Duration::from_secs(60);
@@ -50,8 +51,16 @@ pub struct UcxTransport {
 
 #[derive(Debug)]
 enum Peer {
-    Linked { token: u64, state: Arc<LinkState> },
-    Without { until: Instant, why: Why },
+    Linked {
+        token: u64,
+        state: Arc<LinkState>,
+        /// The one before never worked.
+        is_second: bool,
+    },
+    Without {
+        until: Instant,
+        why: Why,
+    },
 }
 
 /// Why there is no link.
@@ -97,12 +106,19 @@ impl UcxTransport {
         self.ucx.ready().await.map_err(|text| Why { label: UNAVAILABLE, text })?;
         // Two streams that begin at once share one link; making it takes milliseconds.
         let mut peers = self.peers.lock().await;
+        let mut is_second = false;
         match peers.get(peer) {
-            Some(Peer::Linked { token, state }) if !state.has_failed() => {
+            Some(Peer::Linked { token, state, .. }) if !state.has_failed() => {
                 return Ok((*token, state.clone()));
             }
+            // The first may have died with a peer that has been started anew.
+            Some(Peer::Linked { state, is_second: false, .. })
+                if !state.was_detached() && !state.has_worked() =>
+            {
+                is_second = true;
+            }
             Some(Peer::Linked { state, .. }) if !state.was_detached() && !state.has_worked() => {
-                let text = "its last link has never worked".to_owned();
+                let text = "its last two links have never worked".to_owned();
                 let why = Why { label: "failed", text };
                 let until = Instant::now() + AFTER_FAILURE;
                 peers.insert(peer.to_owned(), Peer::Without { until, why: why.clone() });
@@ -120,7 +136,7 @@ impl UcxTransport {
             Err((why, wait)) => (Err(why), wait),
         };
         let entry = match &linked {
-            Ok((token, state)) => Peer::Linked { token: *token, state: state.clone() },
+            Ok((token, state)) => Peer::Linked { token: *token, state: state.clone(), is_second },
             Err(why) => {
                 let (label, reason) = (why.label, &why.text);
                 tracing::warn!(peer, label, reason, "no UCX to this peer; KV travels over gRPC");
