@@ -227,7 +227,7 @@ def test_a_long_prompt_is_handed_over_and_explains_itself(client, server, model)
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",
         ),
-        ({"messages": [{"role": "user", "content": "x " * 9000}]}, "prompt"),
+        ({"messages": [{"role": "user", "content": "x " * 9000}]}, "messages"),
     ],
 )
 def test_bad_requests_name_the_field(client, model, options, param):
