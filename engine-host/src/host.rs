@@ -89,8 +89,14 @@ impl EngineHost {
     ) -> Result<(Self, JoinHandle<()>), HostError> {
         let began = Instant::now();
         let file = ModelFile::open(&config.model)?;
-        check_tokenizer(&file, config)?;
-        let (backend, isa) = make_backend(&file, config, observer)?;
+        // Beside one another: each takes some tenths of a second where nothing is to be packed.
+        let (tokenizer, backend) = std::thread::scope(|scope| {
+            let checking = scope.spawn(|| check_tokenizer(&file, config));
+            let backend = make_backend(&file, config, observer);
+            (checking.join(), backend)
+        });
+        tokenizer.map_err(|_| HostError::Interrupted)??;
+        let (backend, isa) = backend?;
         let model = ModelInfo {
             spec: file.spec().clone(),
             layout: *backend.kv_layout(),
