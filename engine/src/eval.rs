@@ -1,6 +1,6 @@
 //! How well a model predicts a text.
 
-use baton_types::{BlockId, ModelSpec, STREAMING_TOKENS_MAX, StreamingAttention, TokenId};
+use baton_types::{BlockId, StreamingAttention, TokenId, context_most};
 
 use crate::backend::{Backend, BackendError, LogitRows, NoSink, Span};
 
@@ -36,11 +36,6 @@ pub enum EvalError {
     Backend(#[from] BackendError),
 }
 
-/// The longest chunk that a model can see.
-pub fn context_most(spec: &ModelSpec, streaming: Option<StreamingAttention>) -> usize {
-    streaming.map_or(spec.context_tokens, |_| STREAMING_TOKENS_MAX)
-}
-
 /// Scores `tokens` as llama.cpp's `llama-perplexity` does: the text is cut into chunks of
 /// `context` tokens, each computed alone, and the predictions of its second half are scored. If
 /// `bos` is given, it takes the place of each chunk's first token. With `streaming` a chunk may be
@@ -63,7 +58,7 @@ pub fn perplexity(
             return Err(EvalError::Streaming(streaming));
         }
     }
-    let most = context_most(spec, streaming).min(backend.kv_blocks() * block_tokens);
+    let most = context_most(spec.context_tokens, streaming).min(backend.kv_blocks() * block_tokens);
     if !(4..=most).contains(&context) || !context.is_multiple_of(2) {
         return Err(EvalError::Context { asked: context, most });
     }

@@ -10,8 +10,8 @@ use tokio::sync::Semaphore;
 use tracing::Instrument;
 
 use baton_types::{
-    Error, ErrorCode, GenerateRequest, RequestId, STREAMING_TOKENS_MAX, SamplingParams, StopParams,
-    StreamingAttention, TokenId,
+    Error, ErrorCode, GenerateRequest, RequestId, SamplingParams, StopParams, StreamingAttention,
+    TokenId, context_most,
 };
 
 use crate::admit::Admission;
@@ -78,7 +78,7 @@ pub struct SamplingWishes {
 impl Wishes {
     /// Tokens of prompt and answer at most.
     pub fn tokens_most(&self, model: &Model) -> usize {
-        self.streaming_attention.map_or(model.limits.context_tokens, |_| STREAMING_TOKENS_MAX)
+        context_most(model.limits.context_tokens, self.streaming_attention)
     }
 }
 
@@ -271,7 +271,7 @@ impl Gateway {
     }
 }
 
-/// Whether texts that together make a prompt are far too long, by their beginning alone: to
+/// Refuses texts that together make a prompt far too long, by their beginning alone: to
 /// encode megabytes takes seconds and much memory, and for nothing.
 fn refuse_far_too_long<'a, T: Iterator<Item = &'a str>>(
     tokenizer: &Tokenizer,

@@ -27,4 +27,4 @@ pub use model::{
 };
 pub use request::{DEADLINE_MAX_MS, GenerateRequest, Limits, SamplingParams, StopParams};
 pub use response::{FinishReason, TokenLogprobs, TokenOutput, Usage};
-pub use streaming::{STREAMING_TOKENS_MAX, StreamingAttention};
+pub use streaming::{STREAMING_TOKENS_MAX, StreamingAttention, context_most};

@@ -5,9 +5,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Error, ErrorCode, ModelSpec, RequestId, STREAMING_TOKENS_MAX, StreamingAttention, TokenId,
-};
+use crate::{Error, ErrorCode, ModelSpec, RequestId, StreamingAttention, TokenId, context_most};
 
 /// A day: a longer deadline is a mistake, and no clock overflows.
 pub const DEADLINE_MAX_MS: u64 = 86_400_000;
@@ -153,7 +151,7 @@ impl GenerateRequest {
 
     /// Prompt and answer together at most, where the model's context holds `model_tokens`.
     pub fn context_tokens(&self, model_tokens: usize) -> usize {
-        self.streaming_attention.map_or(model_tokens, |_| STREAMING_TOKENS_MAX)
+        context_most(model_tokens, self.streaming_attention)
     }
 
     /// So many first tokens have the K and V of full attention, which alone are cached under a
@@ -259,6 +257,7 @@ fn unknown_id(id: TokenId, vocab: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::STREAMING_TOKENS_MAX;
 
     fn request(prompt: usize, streaming: Option<(u32, u32)>) -> GenerateRequest {
         GenerateRequest {

@@ -9,6 +9,11 @@ use serde::{Deserialize, Serialize};
 /// a message between nodes.
 pub const STREAMING_TOKENS_MAX: usize = 1 << 20;
 
+/// Prompt and answer together at most, where the model's context holds `model_tokens`.
+pub fn context_most(model_tokens: usize, streaming: Option<StreamingAttention>) -> usize {
+    streaming.map_or(model_tokens, |_| STREAMING_TOKENS_MAX)
+}
+
 /// Attention sinks and a sliding window, with positions relative to the cache (Xiao et al.,
 /// "Efficient Streaming Language Models with Attention Sinks", 2023).
 ///

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use baton_engine::cpu::{CpuBackend, CpuConfig};
-use baton_engine::eval::{context_most, perplexity};
+use baton_engine::eval::perplexity;
 use baton_engine::load::WeightsCache;
 use baton_model_files::ModelFile;
 use baton_runtime::logs;
 use baton_tokenizer::Tokenizer;
-use baton_types::KvDtype;
+use baton_types::{KvDtype, context_most};
 use serde_json::json;
 
 use super::StreamingFlags;
@@ -70,7 +70,7 @@ fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<()> {
     let defaults = CpuConfig::default();
     let streaming = flags.streaming.attention();
     // A longer context is refused, with what may be asked for.
-    let held = flags.context.min(context_most(file.spec(), streaming));
+    let held = flags.context.min(context_most(file.spec().context_tokens, streaming));
     let config = CpuConfig {
         kv_dtype: flags.kv_dtype,
         weights_cache: flags.weights_cache.clone(),

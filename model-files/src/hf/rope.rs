@@ -29,11 +29,8 @@ impl Config {
             Layers::Full => "full_attention",
             Layers::Sliding => "sliding_attention",
         };
-        let all = Fields::new(file, "rope_parameters", self.rope_parameters.as_ref())?;
-        let parameters = match all.value.and_then(|all| all.get(kind)) {
-            Some(ours) => Fields::new(file, "rope_parameters", Some(ours))?,
-            None => all,
-        };
+        let parameters = self.rope_parameters.as_ref().map(|all| all.get(kind).unwrap_or(all));
+        let parameters = Fields::new(file, "rope_parameters", parameters)?;
         let older = Fields::new(file, "rope_scaling", self.rope_scaling.as_ref())?;
         let (theta, scaling) = match layers {
             Layers::Full if parameters.kind().is_none() => (self.rope_theta, older),
