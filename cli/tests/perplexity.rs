@@ -1,7 +1,7 @@
 //! `baton eval perplexity` against what `llama-perplexity -c 512` gives for the same file and text.
 //! Needs the model in models/ (`make model`) and Debian's copy of the GPL.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -9,11 +9,16 @@ use serde_json::Value;
 const TEXT: &str = "/usr/share/common-licenses/GPL-3";
 const LLAMA_CPP: f64 = 18.39;
 
-#[test]
-fn the_shipped_model_scores_as_llama_cpp_says() {
+fn model() -> PathBuf {
     let model =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/SmolLM2-135M-Instruct.Q4_1.gguf");
     assert!(model.exists(), "the model is missing: make model");
+    model
+}
+
+#[test]
+fn the_shipped_model_scores_as_llama_cpp_says() {
+    let model = model();
     if !Path::new(TEXT).exists() {
         eprintln!("skipped: {TEXT} is not on this machine");
         return;
@@ -31,11 +36,21 @@ fn the_shipped_model_scores_as_llama_cpp_says() {
 }
 
 #[test]
-fn a_text_that_is_no_text_is_named() {
-    let output = Command::new(env!("CARGO_BIN_EXE_baton"))
-        .args(["eval", "perplexity", "--model", "no/such.gguf", "--text", TEXT])
-        .output()
-        .expect("baton was built");
-    let message = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && message.contains("no/such.gguf"), "{message}");
+fn what_cannot_be_scored_is_named() {
+    let model = model();
+    let model = model.to_str().expect("a path that is text");
+    let cases = [
+        ("no/such.gguf", TEXT, "no/such.gguf"),
+        (model, "no/such.txt", "no/such.txt"),
+        (model, model, "is not UTF-8"),
+        (model, "/dev/zero", "more than 256 MiB"),
+    ];
+    for (model, text, wanted) in cases {
+        let output = Command::new(env!("CARGO_BIN_EXE_baton"))
+            .args(["eval", "perplexity", "--model", model, "--text", text])
+            .output()
+            .expect("baton was built");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && message.contains(wanted), "{text}: {message}");
+    }
 }

@@ -236,6 +236,14 @@ fn without_a_place_the_weights_are_packed_in_memory() {
     assert!(heard[0].contains("no plain file"), "{heard:?}");
     assert_eq!(heard.last().unwrap(), "in memory");
     assert!(got == want);
+    // And in the place of the file that it is made from.
+    fs::remove_dir(&packed).unwrap();
+    let in_the_way = packed.with_extension("baton-packed.tmp");
+    fs::create_dir(&in_the_way).unwrap();
+    let (heard, got) = model.load(&model.cache());
+    assert!(heard[0].contains(in_the_way.to_str().unwrap()), "{heard:?}");
+    assert_eq!(heard.last().unwrap(), "in memory");
+    assert!(got == want);
     // A model that is no file has no place at all.
     let inner = ModelFile::from_gguf_bytes(tiny(Dtype::Q4_1, 5), "m").unwrap();
     let config = CpuConfig { weights_cache: WeightsCache::Beside, ..CpuConfig::default() };

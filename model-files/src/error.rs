@@ -57,8 +57,8 @@ pub enum ModelFileError {
     TensorShape { file: String, tensor: String, want: Vec<u64>, got: Vec<u64> },
     #[error("{file}: tensor {tensor}: {problem}; the file is damaged or incomplete")]
     TensorRange { file: String, tensor: String, problem: String },
-    #[error("{file}: {source}")]
-    Json { file: String, source: serde_json::Error },
+    #[error("{file}: {problem}")]
+    Json { file: String, problem: String },
     #[error("{file}: {problem}")]
     Safetensors { file: String, problem: String },
 }

@@ -46,8 +46,11 @@ fn read_text(folder: &Path, name: &str) -> Result<Option<String>, ModelFileError
 /// A JSON file of the folder; `None` when there is no such file.
 fn read_json<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>, ModelFileError> {
     let Some(text) = read_text(folder, name)? else { return Ok(None) };
-    serde_json::from_str(&text).map(Some).map_err(|source| ModelFileError::Json {
-        file: folder.join(name).display().to_string(),
-        source,
-    })
+    let broken =
+        |problem| ModelFileError::Json { file: folder.join(name).display().to_string(), problem };
+    let mut reader = serde_json::Deserializer::from_str(&text);
+    // Its errors begin with the key.
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| broken(e.to_string()))?;
+    reader.end().map_err(|error| broken(error.to_string()))?;
+    Ok(Some(value))
 }

@@ -260,7 +260,9 @@ fn broken_configs() {
     refused(&["config.json", "hidden_size"], |f| {
         f.config.as_object_mut().unwrap().remove("hidden_size");
     });
-    refused(&["config.json"], |f| f.config["hidden_size"] = json!(-4));
+    refused(&["config.json", "hidden_size", "-4"], |f| f.config["hidden_size"] = json!(-4));
+    refused(&["config.json", "layer_types[1]"], |f| f.config["layer_types"] = json!(["a", 2]));
+    refused(&["eos_token_id", "list"], |f| f.config["eos_token_id"] = json!("</s>"));
     refused(&["hidden_size"], |f| f.config["hidden_size"] = json!(63));
     refused(&["num_attention_heads"], |f| f.config["num_attention_heads"] = json!(0));
     refused(&["num_key_value_heads"], |f| f.config["num_key_value_heads"] = json!(3));
@@ -286,6 +288,15 @@ fn broken_configs() {
     refused(&["generation_config.json"], |f| {
         f.files.insert("generation_config.json", "{".into());
     });
+    refused(&["generation_config.json", "trailing"], |f| {
+        f.files.insert("generation_config.json", "{} {}".into());
+    });
+    for template in [json!(5), json!({"default": "T"}), json!([{"name": "default"}])] {
+        refused(&["tokenizer_config.json", "chat_template", "{name, template}"], |f| {
+            let config = json!({ "chat_template": template }).to_string();
+            f.files.insert("tokenizer_config.json", config);
+        });
+    }
 }
 
 #[test]

@@ -185,7 +185,7 @@ impl GenerateRequest {
                 FIELD,
                 format!(
                     "{sinks} sinks and a window of {window} are more than the {} tokens of the \
-                     model's context; make the window smaller",
+                     model's context; ask for fewer",
                     limits.context_tokens
                 ),
             ));

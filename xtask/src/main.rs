@@ -2,14 +2,15 @@
 
 mod layers;
 mod names;
+mod packages;
 mod sizes;
 
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
 
-const USAGE: &str = "usage: cargo xtask tidy\n\n  Checks layering, sizes of files and functions, \
-                     and banned names.\n\n  Example: cargo xtask tidy";
+const USAGE: &str = "usage: cargo xtask tidy\n\n  Checks layering, unused dependencies, sizes of \
+                     files and functions, and banned names.\n\n  Example: cargo xtask tidy";
 
 fn main() -> ExitCode {
     let result = match std::env::args().nth(1).as_deref() {
@@ -31,7 +32,9 @@ fn main() -> ExitCode {
 
 fn tidy() -> anyhow::Result<()> {
     let sources = sizes::sources()?;
-    let mut broken = layers::check()?;
+    let packages = packages::read()?;
+    let mut broken = layers::check(&packages)?;
+    broken.extend(packages::check_used(&packages, &sources)?);
     broken.extend(sizes::check(&sources));
     broken.extend(names::check(&sources));
     if broken.is_empty() {

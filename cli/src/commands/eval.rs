@@ -1,8 +1,10 @@
 //! `baton eval`: what a model file is worth on this engine.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
 use baton_engine::eval::perplexity;
 use baton_engine::load::WeightsCache;
@@ -15,6 +17,9 @@ use serde_json::json;
 use super::StreamingFlags;
 use crate::load_bar::{self, LoadBar};
 use crate::{model_source, print};
+
+/// Of a text to score: weeks of work.
+const MAX_TEXT_BYTES: u64 = 256 << 20;
 
 /// Measures the quality of a model file.
 #[derive(Debug, clap::Subcommand)]
@@ -59,11 +64,23 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     tokio::task::spawn_blocking(move || run_blocking(&flags, &model)).await?
 }
 
-fn run_blocking(flags: &Flags, model: &std::path::Path) -> anyhow::Result<()> {
+/// # Errors
+/// Where it cannot be read, is not UTF-8, or is longer than anybody's text (`/dev/zero`).
+fn read_text(path: &Path) -> anyhow::Result<String> {
+    let name = path.display();
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes))
+        .with_context(|| format!("--text {name} cannot be read"))?;
+    let mebibytes = MAX_TEXT_BYTES >> 20;
+    ensure!(bytes.len() as u64 <= MAX_TEXT_BYTES, "--text {name}: more than {mebibytes} MiB");
+    String::from_utf8(bytes).with_context(|| format!("--text {name} is not UTF-8 text"))
+}
+
+fn run_blocking(flags: &Flags, model: &Path) -> anyhow::Result<()> {
     logs::init_at(load_bar::LOG_LEVEL);
     let progress = LoadBar::new();
-    let text = std::fs::read_to_string(&flags.text)
-        .with_context(|| format!("{} cannot be read as UTF-8 text", flags.text.display()))?;
+    let text = read_text(&flags.text)?;
     let file = ModelFile::open(model)?;
     let tokenizer = Tokenizer::from_artifacts(file.artifacts())?;
     let tokens = tokenizer.encode(&text);

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use baton_types::{ModelArtifacts, ModelSpec, TokenId, TokenizerSource};
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::config::IdOrIds;
 use super::{read_json, read_text};
@@ -17,8 +16,34 @@ const GENERATION_FILE: &str = "generation_config.json";
 
 #[derive(Default, Deserialize)]
 struct TokenizerConfig {
-    chat_template: Option<Value>,
+    chat_template: Option<ChatTemplates>,
     add_bos_token: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a text or a list of {name, template} is needed")]
+enum ChatTemplates {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+impl ChatTemplates {
+    /// The only one, or the one called `default`.
+    fn into_default(self) -> Option<String> {
+        match self {
+            Self::One(template) => Some(template),
+            Self::Named(all) => all
+                .into_iter()
+                .find(|named| named.name == "default")
+                .map(|default| default.template),
+        }
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -56,7 +81,7 @@ pub(super) fn read(folder: &Path, spec: &ModelSpec) -> Result<ModelArtifacts, Mo
     }
     let chat_template = match read_text(folder, TEMPLATE_FILE)? {
         Some(template) => Some(template),
-        None => config.chat_template.as_ref().and_then(default_template),
+        None => config.chat_template.and_then(ChatTemplates::into_default),
     };
     Ok(ModelArtifacts {
         tokenizer: TokenizerSource::Json(tokenizer),
@@ -65,16 +90,4 @@ pub(super) fn read(folder: &Path, spec: &ModelSpec) -> Result<ModelArtifacts, Mo
         eos_ids,
         add_bos: config.add_bos_token.unwrap_or(false),
     })
-}
-
-/// A template, or the one called `default` of a list of named ones.
-fn default_template(value: &Value) -> Option<String> {
-    if let Some(text) = value.as_str() {
-        return Some(text.to_owned());
-    }
-    value
-        .as_array()?
-        .iter()
-        .find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"))
-        .and_then(|entry| entry.get("template")?.as_str().map(str::to_owned))
 }

@@ -63,7 +63,7 @@ pub(super) struct Config {
 
 /// `2` or `[2, 3]`.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a token's id or a list of them is needed")]
 pub(super) enum IdOrIds {
     One(TokenId),
     Many(Vec<TokenId>),

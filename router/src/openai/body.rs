@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::strict::Strict;
+use crate::gateway::Gateway;
 
 /// The field of errors about a body over `max_request_bytes`; they have a status of their own.
 pub(super) const TOO_LARGE: &str = "body size";
@@ -51,19 +52,21 @@ const UNSUPPORTED: [&str; 15] = [
 
 pub(super) struct Fields(Map<String, Value>);
 
-impl<S: Send + Sync> FromRequest<S> for Fields {
+impl FromRequest<Gateway> for Fields {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, ApiError> {
         let headers = request.headers().clone();
-        let body = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await;
+        let body = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, gateway)).await;
         let body = body.map_err(|_| {
             let message = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());
             Error::invalid("body", message)
         })?;
         let body = body.map_err(|rejection| match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => {
-                let message = "the body is larger than the router's max_request_bytes";
+                let most = gateway.config.max_request_bytes;
+                let message =
+                    format!("the body has more than the router's max_request_bytes, {most} bytes");
                 Error::invalid(TOO_LARGE, message)
             }
             _ => Error::invalid("body", format!("the body did not come: {rejection}")),

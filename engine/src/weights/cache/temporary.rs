@@ -91,7 +91,9 @@ impl Drop for Temporary {
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    let file = options.mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    let file = options.mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path).map_err(|error| {
+        io::Error::new(error.kind(), format!("{} cannot be opened: {error}", path.display()))
+    })?;
     let found = file.metadata()?;
     // Once it is renamed or removed it has no name, and `lock` looks again.
     let is_ours = found.is_file() && found.nlink() <= 1 && found.uid() == own_user();

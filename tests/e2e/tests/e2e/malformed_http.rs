@@ -96,7 +96,7 @@ fn broken_requests() -> Vec<Bad> {
             "twice",
         ),
         raw("a lone surrogate", post(b"{\"model\": \"\\ud800\"}"), 400, "body", "JSON"),
-        raw("a body over the limit", post(huge.as_bytes()), 413, "", "max_request_bytes"),
+        raw("a body over the limit", post(huge.as_bytes()), 413, "", "max_request_bytes, 1048576"),
         raw(
             "plain text",
             http::request("POST", CHAT, "text/plain", b"{}"),
