@@ -26,7 +26,7 @@ mod prefix;
 mod speed;
 
 pub use inbound::{Grants, KvServer, Taken, place_frame};
-pub use outbound::{Outbound, Sent};
+pub use outbound::{Destination, Outbound, Sent};
 pub use prefix::{PrefixHolder, to_kv_span};
 pub(crate) use speed::SendSpeed;
 
@@ -103,14 +103,19 @@ impl KvLane {
         metrics: &prometheus::Registry,
     ) -> Result<Arc<dyn Transport>, prometheus::Error> {
         let grpc = GrpcTransport::new();
-        let Some(ucx) = &self.ucx else { return Ok(Arc::new(grpc)) };
+        let Some((ucx, fallback)) = self.ucx_or_grpc() else { return Ok(Arc::new(grpc)) };
+        let transport = Arc::new(UcxTransport::new(grpc, ucx, node, incarnation, fallback));
+        metrics.register(Box::new(Fallbacks::new(transport.clone())?))?;
+        Ok(transport)
+    }
+
+    /// UCX, and whether KV may take gRPC all the same; `None` where gRPC is all there is.
+    fn ucx_or_grpc(&self) -> Option<(Ucx, Fallback)> {
         let fallback = match self.choice {
             KvTransport::Ucx => Fallback::Forbidden,
             KvTransport::Auto | KvTransport::Grpc => Fallback::Allowed,
         };
-        let transport = Arc::new(UcxTransport::new(grpc, ucx.clone(), node, incarnation, fallback));
-        metrics.register(Box::new(Fallbacks::new(transport.clone())?))?;
-        Ok(transport)
+        Some((self.ucx.clone()?, fallback))
     }
 
     /// Registers what UCX counts.

@@ -23,8 +23,8 @@ pub use events::{Events, events};
 pub use flags::NodeFlags;
 pub use host::{EngineHost, HostError, ModelInfo};
 pub use kv::{
-    Grants, KvLane, KvServer, KvTransport, Outbound, PrefixHolder, Sent, Taken, place_frame,
-    to_kv_span,
+    Destination, Grants, KvLane, KvServer, KvTransport, Outbound, PrefixHolder, Sent, Taken,
+    place_frame, to_kv_span,
 };
 pub use load_log::LoadLog;
 pub use membership::{Membership, join};

@@ -31,7 +31,7 @@ use crate::receiver::{Receiver, ReceiverConfig};
 use crate::send::{self, Outgoing};
 use crate::sender::{Sender, SenderConfig, SenderIdentity};
 use crate::split::KvSpan;
-use crate::transport::ucx::Ucx;
+use crate::transport::ucx::{Fallback, Ucx};
 use crate::transport::{Incoming, Transport, TransportStream, grpc};
 
 mod framed_tcp;
@@ -84,6 +84,13 @@ pub struct Plan {
     pub tokens: u32,
 }
 
+impl Plan {
+    /// Of a prompt's one layer.
+    fn span_bytes(&self) -> usize {
+        self.tokens as usize * self.layout.token_layer_bytes()
+    }
+}
+
 /// A plan's bytes on their way, from the first to the last: how long that took, and what a meter
 /// said before and after. What was prepared before is no part of it.
 #[derive(Clone, Copy, Debug)]
@@ -91,10 +98,14 @@ pub struct Window<T> {
     pub took: Duration,
     pub before: T,
     pub after: T,
+    /// Payload of all whole messages or prompts: the plan's total, or what it needs of them.
+    pub bytes: u64,
 }
 
 /// Memory larger than the caches, so that each byte comes from DRAM as a prompt's KV would.
 pub const ARENA_BYTES: usize = 512 << 20;
+/// One stream's part of it, where there are many.
+const ARENA_LEAST_BYTES: usize = 16 << 20;
 
 const NODE: &str = "bench";
 const DEADLINE: Duration = Duration::from_secs(600);
@@ -112,9 +123,10 @@ pub async fn serve(
     ucx: Option<Ucx>,
     arenas: usize,
 ) -> io::Result<()> {
-    let (services, incoming) = grpc::listener(memory, ucx);
+    let (services, incoming) = grpc::listener(memory, ucx.map(|ucx| (ucx, Fallback::Forbidden)));
     // One destination for each stream that runs at once, touched before anybody waits for it.
-    let arenas = vec![vec![1; ARENA_BYTES]; arenas];
+    let arena_bytes = (ARENA_BYTES / arenas.max(1)).max(ARENA_LEAST_BYTES);
+    let arenas = vec![vec![1; arena_bytes]; arenas];
     tokio::spawn(take_all(incoming, arenas));
     let connections = TcpIncoming::from(listening).with_nodelay(Some(true));
     let server = grpc::server().add_routes(services);
@@ -284,6 +296,10 @@ pub async fn send<T>(
     meter: impl Fn() -> T,
 ) -> Result<Window<T>, TransferError> {
     let (mut streams, mut running) = (Vec::new(), tokio::task::JoinSet::new());
+    let source: Bytes = match plan.level {
+        Level::Handoff => vec![7; ARENA_BYTES.max(plan.span_bytes())].into(),
+        _ => Bytes::new(),
+    };
     for at in 0..plan.streams {
         let sending = Sending {
             transport: transport.clone(),
@@ -300,18 +316,19 @@ pub async fn send<T>(
     }
     let (before, start) = (meter(), Instant::now());
     for (sending, frames) in streams {
-        let memory = memory.clone();
+        let (memory, source) = (memory.clone(), source.clone());
         running.spawn(async move {
             match plan.level {
-                Level::Handoff => sending.hand_over(memory).await,
+                Level::Handoff => sending.hand_over(memory, source).await,
                 _ => sending.send_frames(&frames).await,
             }
         });
     }
+    let mut bytes = 0;
     while let Some(sent) = running.join_next().await {
-        sent.map_err(|_| TransferError::Closed)??;
+        bytes += sent.map_err(|_| TransferError::Closed)??;
     }
-    Ok(Window { took: start.elapsed(), before, after: meter() })
+    Ok(Window { took: start.elapsed(), before, after: meter(), bytes })
 }
 
 /// One stream of a plan.
@@ -372,7 +389,8 @@ impl Sending {
         }
     }
 
-    async fn send_frames(&self, frames: &[Frame]) -> Result<(), TransferError> {
+    /// Returns the bytes of their payload.
+    async fn send_frames(&self, frames: &[Frame]) -> Result<u64, TransferError> {
         let mut stream = self.transport.connect(&self.peer).await?;
         let context = self.context();
         let open = self.open(vec![self.plan.level.number()].into(), stream.features);
@@ -381,9 +399,10 @@ impl Sending {
             stream.incoming.next().await.ok_or(TransferError::Closed)??.body,
             Body::OpenAccepted(_)
         ) {}
-        let count = self.frames();
+        let (count, mut bytes) = (self.frames(), 0);
         for at in 0..count {
             let frame = &frames[at % frames.len()];
+            bytes += frame.payload().len() as u64;
             // As dear as making the checksum, which the frame has already.
             if self.plan.level == Level::Checked && !frame.is_intact() {
                 return Err(TransferError::Corrupt(frame.key()));
@@ -394,17 +413,17 @@ impl Sending {
         let commit = Commit { info, frame_count: count as u32, digest: [0; 16] };
         say(&stream.outgoing, context, Body::Commit(Box::new(commit))).await?;
         while stream.incoming.next().await.ok_or(TransferError::Closed)??.body != Body::Committed {}
-        Ok(())
+        Ok(bytes)
     }
 
-    /// Prompt after prompt.
-    async fn hand_over(&self, memory: FrameMemory) -> Result<(), TransferError> {
-        let Plan { layout, tokens, .. } = self.plan;
-        let span_bytes = tokens as usize * layout.token_layer_bytes();
-        let source: Bytes = vec![7; ARENA_BYTES.max(span_bytes)].into();
+    /// Prompt after prompt, out of the source that all streams share. Returns the bytes of KV.
+    async fn hand_over(&self, memory: FrameMemory, source: Bytes) -> Result<u64, TransferError> {
+        let Plan { layout, tokens, streams, .. } = self.plan;
+        let span_bytes = self.plan.span_bytes();
         let prompt_bytes = span_bytes as u64 * u64::from(layout.layers);
-        let mut at = 0;
-        for _ in 0..self.bytes.div_ceil(prompt_bytes) {
+        let prompts = self.bytes.div_ceil(prompt_bytes);
+        let mut at = source.len() / streams * self.id as usize;
+        for _ in 0..prompts {
             let clock = Clock::start();
             let (identity, grant) = self.granted();
             let bytes = minter().mint(&grant, clock.now_ms());
@@ -426,7 +445,7 @@ impl Sending {
             let _full = spans.try_send(Outgoing::Finish(Box::new(commit_info())));
             send::drive(sender, stream, receiver, clock, CancellationToken::new()).await?;
         }
-        Ok(())
+        Ok(prompts * prompt_bytes)
     }
 
     fn granted(&self) -> (SenderIdentity, Grant) {

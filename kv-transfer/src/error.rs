@@ -50,11 +50,18 @@ pub enum TransferError {
     Span(String),
     #[error("KV could not be placed: {0}")]
     Place(Error),
+    #[error("the receiver takes KV over UCX only, as its kv_transport says")]
+    GrpcForbidden,
     #[error("the peer at {peer} cannot be reached: {reason}")]
     Connect { peer: String, reason: String },
 }
 
 impl TransferError {
+    /// Whether the peer, or the way to it, is at fault: it was not heard, or could not be reached.
+    pub fn is_of_the_peer(&self) -> bool {
+        matches!(self, Self::PeerSilent { .. } | Self::Closed | Self::Connect { .. })
+    }
+
     /// Whether another try can help, and how the failure is shown outside.
     pub fn code(&self) -> ErrorCode {
         match self {
@@ -62,7 +69,9 @@ impl TransferError {
             Self::Grant(GrantError::Mac) | Self::Mismatch { .. } | Self::Version { .. } => {
                 ErrorCode::FailedPrecondition
             }
-            Self::Superseded | Self::KvPrecision { .. } => ErrorCode::FailedPrecondition,
+            Self::Superseded | Self::KvPrecision { .. } | Self::GrpcForbidden => {
+                ErrorCode::FailedPrecondition
+            }
             Self::Grant(GrantError::Decode(_)) | Self::Message(_) => ErrorCode::InvalidArgument,
             Self::PeerAborted { code, .. } => *code,
             Self::PeerSilent { .. } | Self::Closed | Self::Connect { .. } => ErrorCode::Unavailable,

@@ -38,7 +38,7 @@ pub async fn drive(
     clock: Clock,
     cancel: CancellationToken,
 ) -> Result<SenderReport, TransferError> {
-    sender.offer(stream.features);
+    sender.connected(stream.features, clock.now_ms());
     sender.keep_pace(stream.pace.clone());
     let outbox = VecDeque::new();
     let mut session = Session { sender, stream, spans, clock, cancel, outbox, is_open: true };

@@ -168,8 +168,10 @@ impl Sender {
         self.link.pace = pace;
     }
 
-    /// Offers what the stream can do besides, before `Open` is taken from the actions.
-    pub(crate) fn offer(&mut self, features: u32) {
+    /// There is a stream, which offers `features` besides: before `Open` is taken from the
+    /// actions. From now on the receiver may be silent.
+    pub(crate) fn connected(&mut self, features: u32, now_ms: u64) {
+        self.link.last_heard_ms = now_ms;
         if let Some(SenderAction::Send(KvMessage { body: Body::Open(open), .. })) =
             self.link.actions.front_mut()
         {

@@ -86,6 +86,12 @@ impl Folder {
     }
 }
 
+fn opened(change: impl FnOnce(&mut Folder)) -> ModelFile {
+    let mut folder = Folder::tiny();
+    change(&mut folder);
+    ModelFile::open(folder.write().path()).unwrap()
+}
+
 fn refused_folder(folder: &TempDir, wanted: &[&str]) {
     let error = ModelFile::open(folder.path()).expect_err("a broken folder was opened");
     let error = error.to_string();
@@ -232,6 +238,74 @@ fn variants_that_would_need_another_computation() {
 }
 
 #[test]
+fn windows_are_those_of_transformers() {
+    let window = |architecture: &str, changes: Value| {
+        let model = opened(|folder| {
+            folder.config["architectures"] = json!([architecture]);
+            folder.config["max_position_embeddings"] = json!(8192);
+            folder.config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            let bias = |(name, len)| {
+                (format!("model.layers.0.self_attn.{name}_proj.bias"), Dtype::BF16, vec![len])
+            };
+            if architecture == "Qwen2ForCausalLM" {
+                folder.tensors.extend([("q", 64), ("k", 32), ("v", 32)].map(bias));
+            }
+        });
+        model.spec().features.window.as_ref().map(|window| window.tokens)
+    };
+    let (mistral, qwen2) = ("MistralForCausalLM", "Qwen2ForCausalLM");
+    assert_eq!(window("LlamaForCausalLM", json!({"sliding_window": 16})), None);
+    assert_eq!(window(mistral, json!({})), Some(4096));
+    assert_eq!(window(mistral, json!({"max_position_embeddings": 4096})), None);
+    assert_eq!(window(mistral, json!({"sliding_window": null})), None);
+    let on = json!({"use_sliding_window": true, "max_window_layers": 0});
+    assert_eq!(window(qwen2, on), Some(4096));
+    let all_full = json!({"use_sliding_window": true, "sliding_window": 16});
+    assert_eq!(window(qwen2, all_full), None);
+}
+
+#[test]
+fn keys_that_say_a_thing_twice() {
+    let gemma3 = |new: usize, old: usize| {
+        let mut folder = Folder::tiny();
+        folder.config["architectures"] = json!(["Gemma3ForCausalLM"]);
+        folder.config["sliding_window"] = json!(64);
+        folder.config["sliding_window_pattern"] = json!(new);
+        folder.config["_sliding_window_pattern"] = json!(old);
+        folder.write()
+    };
+    // What it lacks is another matter.
+    refused_folder(&gemma3(6, 6), &["tensor", "missing"]);
+    refused_folder(&gemma3(6, 4), &["key sliding_window_pattern", "6", "4"]);
+    let same = json!({"rope_theta": 500_000.0, "partial_rotary_factor": 1.0});
+    opened(|f| f.config["rope_parameters"] = same);
+    refused(&["rope_parameters.rope_theta", "500000"], |f| {
+        f.config["rope_parameters"] = json!({"rope_theta": 10000.0});
+    });
+    refused(&["key rope_parameters.partial_rotary_factor", "0.5"], |f| {
+        f.config["rope_parameters"] = json!({"partial_rotary_factor": 0.5});
+    });
+    refused(&["rope_parameters.rope_type"], |f| {
+        f.config["rope_parameters"] = json!({"factor": 2.0});
+    });
+    refused(&["rope_scaling", "rope_parameters"], |f| {
+        f.config["rope_parameters"] = json!({"rope_type": "default"});
+        f.config["rope_scaling"] = json!({"rope_type": "linear", "factor": 2.0});
+    });
+    refused(&["rope_parameters.full_attention"], |f| {
+        f.config["architectures"] = json!(["Gemma3ForCausalLM"]);
+        f.config["sliding_window"] = json!(64);
+        f.config["rope_parameters"] = json!({"rope_theta": 500_000.0});
+    });
+    refused(&["num_local_experts", "num_experts"], |f| {
+        f.config["architectures"] = json!(["MixtralForCausalLM"]);
+        f.config["num_local_experts"] = json!(4);
+        f.config["num_experts"] = json!(8);
+        f.config["num_experts_per_tok"] = json!(2);
+    });
+}
+
+#[test]
 fn shards_open_together() {
     let whole = Folder::tiny();
     let folder = whole.write();
@@ -277,7 +351,7 @@ fn broken_configs() {
     });
     // Older fields count beside newer ones that say nothing of it.
     refused(&["rope_scaling.rope_type", "yarn"], |f| {
-        f.config["rope_parameters"] = json!({"rope_theta": 10000.0});
+        f.config["rope_parameters"] = json!({"rope_theta": 500_000.0});
         f.config["rope_scaling"] = json!({"rope_type": "yarn", "factor": 2.0});
     });
     refused(&["attention_bias"], |f| f.config["attention_bias"] = json!(true));
@@ -297,6 +371,30 @@ fn broken_configs() {
             f.files.insert("tokenizer_config.json", config);
         });
     }
+}
+
+#[test]
+fn files_that_are_no_objects_or_no_utf_8() {
+    let generation = "generation_config.json";
+    refused(&[generation, "an object"], |f| drop(f.files.insert(generation, "[256, 257]".into())));
+    refused(&["tokenizer_config.json", "an object"], |f| {
+        f.files.insert("tokenizer_config.json", r#"["x", true]"#.into());
+    });
+    refused(&["tokenizer_config.json", "{name, template}"], |f| {
+        f.files.insert("tokenizer_config.json", r#"{"chat_template": [["a", "T"]]}"#.into());
+    });
+    refused(&["tokenizer.json", "added_tokens"], |f| {
+        f.files.insert("tokenizer.json", r#"{"added_tokens": 5}"#.into());
+    });
+    let marked = opened(|f| {
+        let text = f.files["generation_config.json"].clone();
+        f.files.insert(generation, format!("\u{feff}{text}"));
+        f.files.insert("tokenizer.json", "\u{feff}{}".into());
+    });
+    assert_eq!(marked.artifacts().tokenizer, TokenizerSource::Json("{}".into()));
+    let folder = Folder::tiny().write();
+    fs::write(folder.path().join("config.json"), b"\xff{}").unwrap();
+    refused_folder(&folder, &["config.json", "not UTF-8"]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod support;
 
 use baton_model_files::{ExpertTensor, LayerTensor, ModelFile, TensorDtype, TensorRole};
+use baton_types::RopeScaling;
 use support::families::{self, FAMILIES};
 use support::{Dtype, Gguf, Meta, Random, Shape, TINY};
 
@@ -15,6 +16,13 @@ fn error_of(bytes: Vec<u8>) -> String {
         Ok(_) => panic!("a broken file was taken for a model"),
         Err(error) => error.to_string(),
     }
+}
+
+/// A tiny model with a change that does no harm.
+fn opened(change: impl FnOnce(&mut Gguf)) -> ModelFile {
+    let mut file = tiny();
+    change(&mut file);
+    ModelFile::from_gguf_bytes(file.to_bytes(), "tiny.gguf").expect("the change does no harm")
 }
 
 /// Breaks a tiny model and checks that the error names the file and `wanted`.
@@ -93,6 +101,8 @@ fn llama_3_scaling_is_found_again() {
     let model = ModelFile::from_gguf_bytes(file.to_bytes(), "l3.gguf").unwrap();
     let scaling = format!("{:?}", model.spec().rope.scaling);
     assert!(scaling.contains("Llama3") && scaling.contains("factor: 8.0"), "{scaling}");
+    file.set("llama.rope.scaling.factor", Meta::F32(2.0));
+    assert!(error_of(file.to_bytes()).contains("llama.rope.scaling.factor"));
     refused(&["rope_freqs.weight", "Llama 3"], |file| {
         file.add("rope_freqs.weight", Dtype::F32, TINY.head_dim / 2, 0, &mut Random(1));
     });
@@ -181,9 +191,14 @@ fn broken_hyperparameters() {
     refused(&["llama.block_count", "0"], |f| f.set("llama.block_count", Meta::U32(0)));
     refused(&["blk.2.attn_norm"], |f| f.set("llama.block_count", Meta::U32(3)));
     refused(&["blk.1."], |f| f.set("llama.block_count", Meta::U32(1)));
-    refused(&["llama.attention.head_count"], |file| {
-        file.set("llama.attention.head_count", Meta::U32(0));
-    });
+    for given in [true, false] {
+        refused(&["key llama.attention.head_count:"], |file| {
+            file.set("llama.attention.head_count", Meta::U32(0));
+            if !given {
+                file.unset("llama.attention.key_length");
+            }
+        });
+    }
     refused(&["llama.attention.head_count_kv", "divide"], |file| {
         file.set("llama.attention.head_count_kv", Meta::U32(4));
     });
@@ -213,6 +228,77 @@ fn broken_hyperparameters() {
     });
     refused(&["llama.context_length"], |f| f.set("llama.context_length", Meta::U32(0)));
     refused(&["llama.vocab_size"], |f| f.set("llama.vocab_size", Meta::U32(101)));
+}
+
+#[test]
+fn keys_that_would_change_the_numbers() {
+    for (name, value, harmless) in [
+        ("attention.scale", 2.0, 0.0),
+        ("attention.clamp_kqv", 8.0, 0.0),
+        ("logit_scale", 0.5, 1.0),
+        ("residual_scale", 0.5, 1.0),
+        ("embedding_scale", 12.0, 1.0),
+        ("rope.scaling.attn_factor", 1.5, 1.0),
+    ] {
+        let key = format!("llama.{name}");
+        refused(&[&key], |file| file.set(&key, Meta::F32(value)));
+        opened(|file| file.set(&key, Meta::F32(harmless)));
+    }
+    refused(&["llama.attention.causal"], |file| {
+        file.set("llama.attention.causal", Meta::Bool(false));
+    });
+    let count = |count: u16| raw(2, &[&count.to_le_bytes()]);
+    refused(&["split.count", "3"], |file| file.set("split.count", count(3)));
+    opened(|file| file.set("split.count", count(1)));
+}
+
+#[test]
+fn a_factor_without_a_type_is_linear() {
+    let scaling = |key: &str, factor: f32, kind: Option<&str>| {
+        let model = opened(|file| {
+            file.set(key, Meta::F32(factor));
+            if let Some(kind) = kind {
+                file.set("llama.rope.scaling.type", Meta::Str(kind.into()));
+            }
+        });
+        model.spec().rope.scaling.clone()
+    };
+    let linear = RopeScaling::Linear { factor: 4.0 };
+    for key in ["llama.rope.scaling.factor", "llama.rope.scale_linear"] {
+        assert_eq!(scaling(key, 4.0, None), linear);
+        assert_eq!(scaling(key, 4.0, Some("linear")), linear);
+        assert_eq!(scaling(key, 4.0, Some("none")), RopeScaling::None);
+        assert_eq!(scaling(key, 1.0, None), RopeScaling::None);
+        assert_eq!(scaling(key, 0.0, None), RopeScaling::None);
+    }
+}
+
+/// As llama.cpp's `llama-tokenize` answers for each name.
+#[test]
+fn bos_before_prompts_as_llama_cpp_has_it() {
+    let adds = |pre: &str, says: Option<bool>| {
+        let model = opened(|file| {
+            file.set("tokenizer.ggml.pre", Meta::Str(pre.into()));
+            file.unset("tokenizer.ggml.add_bos_token");
+            if let Some(says) = says {
+                file.set("tokenizer.ggml.add_bos_token", Meta::Bool(says));
+            }
+        });
+        model.artifacts().add_bos
+    };
+    for pre in ["llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken"] {
+        assert!(adds(pre, None) && !adds(pre, Some(false)), "{pre}");
+    }
+    for pre in ["gpt-2", "smollm", "qwen2", "dbrx", "smaug-bpe", "gpt-4o", "llama4", "default"] {
+        assert!(!adds(pre, None) && adds(pre, Some(true)), "{pre}");
+    }
+    for pre in ["llama-bpe", "gpt-2"] {
+        refused(&["tokenizer.ggml.bos_token_id", "missing"], |file| {
+            file.set("tokenizer.ggml.pre", Meta::Str(pre.into()));
+            file.set("tokenizer.ggml.add_bos_token", Meta::Bool(true));
+            file.unset("tokenizer.ggml.bos_token_id");
+        });
+    }
 }
 
 #[test]
@@ -294,6 +380,7 @@ fn variants_of_other_families_that_are_refused() {
 #[test]
 fn broken_vocabularies() {
     refused(&["tokenizer.ggml.model", "missing"], |f| f.unset("tokenizer.ggml.model"));
+    refused(&["tokenizer.ggml.merges", "missing"], |f| f.unset("tokenizer.ggml.merges"));
     refused(&["tokenizer.ggml.tokens", "99"], |file| {
         file.set("tokenizer.ggml.tokens", Meta::Strings(vec!["x".into(); 99]));
     });

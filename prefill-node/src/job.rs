@@ -6,12 +6,12 @@ use std::time::Instant;
 use baton_engine::convert::KvConversion;
 use baton_engine::core::{EngineEvent, ExportedSpan, Prefilled, RunStats, SpanExport, Work};
 use baton_engine::thread::EngineThread;
-use baton_engine_host::{Events, NodeService, Outbound, events, to_kv_span};
+use baton_engine_host::{Destination, Events, NodeService, Outbound, events, to_kv_span};
 use baton_kv_transfer::grant::Grant;
 use baton_kv_transfer::message::CommitInfo;
 use baton_kv_transfer::send::Outgoing;
 use baton_kv_transfer::sender::Sender;
-use baton_proto::error::to_status;
+use baton_proto::error::{DECODE_ADDRESS_FIELD, to_status};
 use baton_proto::internal::prefill_event::Event;
 use baton_proto::internal::{
     HandedOff, PrefillEvent, PrefillRunRequest, PrefixSource, PromptLogprobs,
@@ -47,7 +47,7 @@ pub(crate) struct Job {
     sender: Sender,
     /// Where the decode node holds KV in another precision.
     conversion: Option<KvConversion>,
-    decode_address: String,
+    to: Destination,
     prefix: Option<PrefixSource>,
     arrived: Instant,
     cancel: CancellationToken,
@@ -74,6 +74,7 @@ impl Jobs {
         let grant =
             Grant::read(&wire.grant).map_err(|error| Error::invalid("grant", error.to_string()))?;
         check_grant(&grant, &request)?;
+        let to = Destination::new(DECODE_ADDRESS_FIELD, &wire.decode_address)?;
         let sender = self.outbound.open(wire.grant, request.deadline_ms, self.kv_conversion)?;
         let model = self.node.host.model();
         let conversion = convert::conversion_for(&model.layout, &model.numerics, &grant)?;
@@ -83,7 +84,7 @@ impl Jobs {
             grant,
             sender,
             conversion,
-            decode_address: wire.decode_address,
+            to,
             prefix: wire.prefix,
             arrived,
             cancel,
@@ -161,7 +162,7 @@ impl Job {
         let (jobs, arrived, router) = (self.jobs.clone(), self.arrived, self.router.clone());
         let spans_max = jobs.node.host.model().spec.layers * (self.request.prompt.len() + 1);
         let (spans_in, spans) = mpsc::channel(spans_max + 1);
-        let (sender, address) = (self.sender, self.decode_address);
+        let (sender, to) = (self.sender, self.to);
         let conversion = self.conversion;
         let (spans, converting) = match conversion {
             None => (spans, future::ready(Ok(())).left_future()),
@@ -171,7 +172,7 @@ impl Job {
                 (ready, convert::run(conversion, spans, converted, metrics).right_future())
             }
         };
-        let transfer = jobs.outbound.send(sender, &address, spans, self.cancel);
+        let transfer = jobs.outbound.send(sender, to, spans, self.cancel);
         let (request, skip_tokens) = (self.request, self.grant.cached_tokens as usize);
         let compute = async {
             let pulled = match self.prefix {

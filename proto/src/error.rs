@@ -11,6 +11,9 @@ pub const CODE_KEY: &str = "baton-error-code";
 pub const FIELD_KEY: &str = "baton-error-field";
 pub const RETRY_AFTER_KEY: &str = "baton-retry-after-ms";
 
+/// The field that `Prefill.Run` names where the decode node, or the way to it, is what failed.
+pub const DECODE_ADDRESS_FIELD: &str = "decode_address";
+
 /// The gRPC code for an `ErrorCode`.
 pub fn grpc_code(code: ErrorCode) -> Code {
     match code {

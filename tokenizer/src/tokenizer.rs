@@ -37,6 +37,7 @@ impl Tokenizer {
         let name =
             |id: TokenId| pieces.bytes(id).map(|bytes| String::from_utf8_lossy(bytes).into_owned());
         let chat_template = artifacts.chat_template.as_deref().map(|source| {
+            // The tokenizer's own stands first.
             let eos = artifacts.eos_ids.first().copied();
             ChatTemplate::new(source, artifacts.bos_id.and_then(name), eos.and_then(name))
         });

@@ -60,6 +60,12 @@ fn reasons_are_told() {
         (json_source(json!({"model": {"vocab": {"a": -1}, "merges": []}})), "no id"),
         (json_source(json!({"model": {"vocab": {"a": 99_999_999}, "merges": []}})), "99999999"),
         (json_source(json!({"model": {"type": "BPE", "vocab": {}, "merges": []}})), "empty"),
+        (json_source(json!({"added_tokens": [{"id": 0, "content": "<x>"}]})), "`<x>` has the id 0"),
+        (
+            json_source(json!({"added_tokens": [{"id": 7, "content": "<x>"},
+                {"id": 7, "content": "<y>"}]})),
+            "`<y>` has the id 7 of `<x>`",
+        ),
         (
             json_source(json!({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [],
                 "unk_token": "?"}})),
@@ -69,6 +75,35 @@ fn reasons_are_told() {
         let error = Error::from(Tokenizer::from_artifacts(&artifacts(source)).unwrap_err());
         assert_eq!(error.code, ErrorCode::Unsupported, "{error}");
         assert!(error.message.contains(reason), "{error} does not say {reason}");
+    }
+}
+
+/// What a `tokenizer.json` keeps of its training does not touch prompts.
+#[test]
+fn nothing_cuts_fills_or_shuffles_a_prompt() {
+    let model = |dropout: Value| {
+        json!({"type": "BPE", "vocab": {"a": 0, "b": 1, "bb": 2, "bbbb": 3}, "dropout": dropout,
+            "merges": ["b b", "bb bb"]})
+    };
+    let truncation = |most: u32| {
+        json!({"truncation": {"direction": "Right", "max_length": most, "strategy": "LongestFirst",
+            "stride": 0}})
+    };
+    let padding = json!({"padding": {"strategy": {"Fixed": 16}, "direction": "Left",
+        "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}});
+    for changes in [
+        json!({}),
+        truncation(1),
+        padding,
+        json!({"model": model(json!(0.9))}),
+        json!({"model": model(json!(0))}),
+    ] {
+        let mut definition = json!({"model": model(json!(null))});
+        definition.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let tokenizer = Tokenizer::from_artifacts(&artifacts(json_source(definition))).unwrap();
+        let prompt = "b".repeat(24);
+        assert_eq!(tokenizer.encode_prompt(&prompt), [3; 6], "{changes}");
+        assert_eq!(tokenizer.encode_with_control(&prompt), [3; 6], "{changes}");
     }
 }
 

@@ -22,6 +22,8 @@ use crate::{model_source, print};
 const MAX_TEXT_BYTES: u64 = 256 << 20;
 
 /// Measures the quality of a model file.
+///
+/// Example: baton eval perplexity --model models/SmolLM2-135M-Instruct.Q4_1.gguf --text book.txt
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Perplexity(Flags),

@@ -111,7 +111,7 @@ impl KvServer {
         stop: CancellationToken,
     ) -> Result<AbortOnDropHandle<()>, ServerError> {
         let metrics = TransferMetrics::new(metrics)?;
-        let (push, incoming) = grpc::listener(lane.memory.clone(), lane.ucx.clone());
+        let (push, incoming) = grpc::listener(lane.memory.clone(), lane.ucx_or_grpc());
         let listener = self.listener.into_std().map_err(ServerError::KvLane)?;
         let serving = lane.runtime.handle().spawn(async move {
             tokio::spawn(serve_streams(incoming, grants, clock, metrics));

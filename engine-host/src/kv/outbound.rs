@@ -28,6 +28,33 @@ pub struct Outbound {
     config: SenderConfig,
 }
 
+/// Where a transfer goes.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    url: String,
+    /// The request's field that names it.
+    field: &'static str,
+}
+
+impl Destination {
+    /// # Errors
+    /// `InvalidArgument` where the address that `field` holds is none.
+    pub fn new(field: &'static str, address: &str) -> Result<Self, Error> {
+        let url = format!("http://{address}");
+        match baton_runtime::grpc::endpoint(&url) {
+            Ok(_) => Ok(Self { url, field }),
+            Err(error) => Err(Error::invalid(field, format!("{field}: {error}"))),
+        }
+    }
+
+    /// Names the field where it is the node there that fails, or the way to it.
+    fn to_error(&self, error: &TransferError) -> Error {
+        let message = format!("the handoff to {} failed: {error}", self.url);
+        let field = error.is_of_the_peer().then(|| self.field.to_owned());
+        Error { field, ..Error::new(error.code(), message) }
+    }
+}
+
 /// What a transfer took, and which way its frames went.
 #[derive(Debug)]
 pub struct Sent {
@@ -86,22 +113,23 @@ impl Outbound {
         let now_ms = self.clock.now_ms();
         let deadline_ms = now_ms.saturating_add(within_ms);
         let config = SenderConfig { kv_conversion, ..self.config.clone() };
-        Sender::open(config, identity, grant, now_ms, deadline_ms).map_err(|error| to_error(&error))
+        Sender::open(config, identity, grant, now_ms, deadline_ms)
+            .map_err(|error| Error::new(error.code(), format!("the handoff failed: {error}")))
     }
 
-    /// Sends `spans` to `address` until the receiver has committed them.
+    /// Sends `spans` there until the receiver has committed them.
     ///
     /// # Errors
-    /// Why it has not.
+    /// Why it has not; the error names the destination's field where that is at fault.
     pub async fn send(
         &self,
         sender: Sender,
-        address: &str,
+        to: Destination,
         spans: mpsc::Receiver<Outgoing>,
         cancel: CancellationToken,
     ) -> Result<Sent, Error> {
-        let peer = format!("http://{address}");
-        let span = tracing::info_span!("transfer", peer);
+        let span = tracing::info_span!("transfer", peer = to.url);
+        let peer = to.url.clone();
         let (transport, clock) = (self.transport.clone(), self.clock);
         let transfer = async move {
             let stream = transport.connect(&peer).await?;
@@ -112,12 +140,8 @@ impl Outbound {
         // Dropped with this future.
         let task = AbortOnDropHandle::new(self.runtime.spawn(transfer.instrument(span)));
         match task.await {
-            Ok(result) => result.map_err(|error: TransferError| to_error(&error)),
+            Ok(result) => result.map_err(|error: TransferError| to.to_error(&error)),
             Err(error) => Err(Error::internal(format!("the transfer ended by itself: {error}"))),
         }
     }
-}
-
-fn to_error(error: &TransferError) -> Error {
-    Error::new(error.code(), format!("the handoff failed: {error}"))
 }

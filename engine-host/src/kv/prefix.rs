@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::Outbound;
+use super::{Destination, Outbound};
 use crate::{EngineHost, NodeService};
 
 /// KV that the engine reads between two of its steps at most: a few milliseconds.
@@ -71,6 +71,7 @@ impl PrefixHolder {
             let what = format!("the grant is not for a prefix of these {tokens} tokens");
             return Err(Error::new(ErrorCode::FailedPrecondition, what));
         }
+        let to = Destination::new("kv_address", &wire.kv_address)?;
         let turn = self.turns.acquire().await;
         let _turn = turn.map_err(|_closed| Error::unavailable("this node sends nothing more"))?;
         // A prefix is published at the other end: it goes as it is, or not at all.
@@ -96,7 +97,7 @@ impl PrefixHolder {
             drop(held_prefix);
             read
         };
-        let sending = self.outbound.send(sender, &wire.kv_address, spans, cancel);
+        let sending = self.outbound.send(sender, to, spans, cancel);
         // One side's failure ends the other at once.
         let ((), sent) = tokio::try_join!(reading, sending)?;
         self.node.send_speed.observe(sent.report.bytes, began.elapsed());

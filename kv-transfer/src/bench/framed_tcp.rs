@@ -84,7 +84,8 @@ pub async fn send_framed<T>(
         let bytes = plan.total_bytes / plan.streams as u64;
         running.spawn(async move {
             let mut frames = arena.chunks_exact(frame_bytes).cycle();
-            for _ in 0..bytes.div_ceil(frame_bytes as u64) {
+            let count = bytes.div_ceil(frame_bytes as u64);
+            for _ in 0..count {
                 let Some(frame) = frames.next() else { break };
                 let crc = if plan.level == Level::Checked { crc32c(frame) } else { 0 };
                 let mut header = [0; HEADER_BYTES];
@@ -95,11 +96,12 @@ pub async fn send_framed<T>(
             }
             stream.write_all(&[0; HEADER_BYTES]).await?;
             stream.read_exact(&mut [0]).await?;
-            io::Result::Ok(())
+            io::Result::Ok(count * frame_bytes as u64)
         });
     }
+    let mut bytes = 0;
     while let Some(sent) = running.join_next().await {
-        sent.map_err(io::Error::other)??;
+        bytes += sent.map_err(io::Error::other)??;
     }
-    Ok(Window { took: start.elapsed(), before, after: meter() })
+    Ok(Window { took: start.elapsed(), before, after: meter(), bytes })
 }

@@ -25,7 +25,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 use tower::Service;
 
-use super::ucx::{Attaching, Ucx};
+use super::ucx::{Attaching, Fallback, Ucx};
 use super::{Carried, Incoming, STREAM_MESSAGES_MAX, Transport, TransportStream};
 use crate::TransferError;
 use crate::memory::FrameMemory;
@@ -158,14 +158,18 @@ impl Transport for GrpcTransport {
 pub struct GrpcListener {
     streams: mpsc::Sender<TransportStream>,
     ucx: Option<Attaching>,
+    /// Whether frames may come over gRPC though there is UCX.
+    fallback: Fallback,
     memory: FrameMemory,
 }
 
 /// The gRPC services, for a server made by [`server`], and the streams that come through them.
-/// Frames come to lie in `memory`. With `ucx`, senders may send their frames that way.
-pub fn listener(memory: FrameMemory, ucx: Option<Ucx>) -> (Routes, Incoming) {
+/// Frames come to lie in `memory`. With `ucx`, senders may send their frames that way, or must.
+pub fn listener(memory: FrameMemory, ucx: Option<(Ucx, Fallback)>) -> (Routes, Incoming) {
     let (streams, incoming) = mpsc::channel(BACKLOG_MAX);
-    let listener = GrpcListener { streams, ucx: ucx.map(Attaching::new), memory };
+    let (ucx, fallback) = ucx
+        .map_or((None, Fallback::Allowed), |(ucx, fallback)| (Some(Attaching::new(ucx)), fallback));
+    let listener = GrpcListener { streams, ucx, fallback, memory };
     let staging = KvStagingServer::new(listener.clone());
     (Routes::new(listener).add_service(staging), incoming)
 }
@@ -195,10 +199,22 @@ impl GrpcListener {
                 counted.count_grpc(frame.payload().len());
             }
         });
+        let is_forbidden = self.fallback == Fallback::Forbidden;
+        let incoming = incoming.map(move |message| match message {
+            Ok(KvMessage { body: Says::Frame(frame), .. }) if is_forbidden => {
+                let error = TransferError::GrpcForbidden;
+                tracing::warn!(frame = %frame.key(), %error, "a frame came over gRPC");
+                Err(error)
+            }
+            message => message,
+        });
         let incoming = incoming.boxed();
         let (chunks, incoming, features) = match (&self.ucx, token) {
             (Some(ucx), Some(token)) if ucx.begin(token).await => {
                 ucx.merge(token, messages, incoming, carried.clone())
+            }
+            _ if is_forbidden => {
+                return Err(Status::failed_precondition(TransferError::GrpcForbidden.to_string()));
             }
             _ => {
                 let chunks = ReceiverStream::new(messages).map(|message| message.encode());
@@ -209,7 +225,7 @@ impl GrpcListener {
         let stream = TransportStream { outgoing, incoming, features, carried, pace };
         self.streams
             .try_send(stream)
-            .map_err(|_| Status::resource_exhausted("this node takes no more KV streams now"))?;
+            .map_err(|_| Status::resource_exhausted("the receiver takes no more KV streams now"))?;
         Ok(Chunks::response(chunks))
     }
 }
@@ -255,7 +271,7 @@ impl KvStaging for GrpcListener {
         request: Request<AttachRequest>,
     ) -> Result<Response<AttachResponse>, Status> {
         let Some(ucx) = &self.ucx else {
-            return Err(Status::failed_precondition("this node takes KV over gRPC only"));
+            return Err(Status::failed_precondition("the receiver takes KV over gRPC only"));
         };
         ucx.attach(request.into_inner()).await.map(Response::new)
     }

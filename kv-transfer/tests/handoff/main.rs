@@ -22,7 +22,7 @@ use baton_kv_transfer::send::{self, Outgoing};
 use baton_kv_transfer::sender::{Sender, SenderConfig, SenderIdentity, SenderReport};
 use baton_kv_transfer::transport::grpc::{GrpcTransport, listener, server};
 use baton_kv_transfer::transport::memory::MemoryTransport;
-use baton_kv_transfer::transport::ucx::Ucx;
+use baton_kv_transfer::transport::ucx::{Fallback, Ucx};
 use baton_kv_transfer::transport::{Incoming, Transport, TransportStream};
 use baton_kv_transfer::{KvSpan, TransferError};
 use baton_types::{
@@ -217,7 +217,7 @@ async fn grpc() -> Net {
     Net { transport, address, incoming }
 }
 
-fn serve(listening: TcpListener, ucx: Option<Ucx>) -> Incoming {
+fn serve(listening: TcpListener, ucx: Option<(Ucx, Fallback)>) -> Incoming {
     let (services, incoming) = listener(FrameMemory::heap(), ucx);
     let serving =
         server().add_routes(services).serve_with_incoming(TcpListenerStream::new(listening));

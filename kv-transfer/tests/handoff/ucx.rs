@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use baton_kv_transfer::memory::FrameMemory;
-use baton_kv_transfer::transport::ucx::{Fallback, Ucx, UcxConfig, UcxTransport};
+use baton_kv_transfer::transport::ucx::{UcxConfig, UcxTransport};
 use baton_proto::internal::AttachRequest;
 use baton_proto::internal::kv_staging_client::KvStagingClient;
 
@@ -27,7 +27,7 @@ async fn started(tls: Option<&str>) -> Ucx {
 pub async fn net(tls: Option<&str>) -> Net {
     let listening = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listening.local_addr().unwrap());
-    let incoming = serve(listening, Some(started(tls).await));
+    let incoming = serve(listening, Some((started(tls).await, Fallback::Allowed)));
     let transport = Box::new(fallback_transport(started(tls).await, Fallback::Forbidden));
     Net { transport, address, incoming }
 }
@@ -111,7 +111,7 @@ async fn a_node_without_ucx_starts_and_sends_over_grpc() {
     hand_over(net).await;
     let listening = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listening.local_addr().unwrap());
-    let incoming = serve(listening, Some(absent));
+    let incoming = serve(listening, Some((absent, Fallback::Allowed)));
     let transport = fallback_transport(started(None).await, Fallback::Allowed);
     hand_over(Net { transport: Box::new(transport), address, incoming }).await;
 }
@@ -123,7 +123,7 @@ async fn staging_memory_returns_to_zero() {
         let receiving = started(tls).await;
         let listening = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listening.local_addr().unwrap());
-        let incoming = serve(listening, Some(receiving.clone()));
+        let incoming = serve(listening, Some((receiving.clone(), Fallback::Allowed)));
         let registered = || receiving.counters().registered_bytes.load(Ordering::Relaxed);
         let sending = started(tls).await;
         let transport = Box::new(fallback_transport(sending.clone(), Fallback::Forbidden));
@@ -165,7 +165,7 @@ async fn another_version_of_ucx_is_refused() {
     let receiving = started(None).await;
     let listening = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listening.local_addr().unwrap());
-    let _incoming = serve(listening, Some(receiving));
+    let _incoming = serve(listening, Some((receiving, Fallback::Allowed)));
     let mut client = KvStagingClient::connect(address).await.unwrap();
     // Of a worker that is nowhere: "BUCX", CRC-32C of "address", "address".
     let sealed = [&b"BUCX"[..], &0xbf20_96a4_u32.to_le_bytes(), b"address"].concat();
@@ -180,4 +180,37 @@ async fn another_version_of_ucx_is_refused() {
         assert_eq!(status.code(), tonic::Code::FailedPrecondition, "{status:?}");
         assert!(status.message().contains("do not understand"), "{status:?}");
     }
+}
+
+/// Where the receiver wants UCX alone, no sender's settings bring it KV over gRPC.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_receiver_that_forbids_grpc_takes_no_frame_of_it() {
+    let listening = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listening.local_addr().unwrap());
+    let incoming = serve(listening, Some((started(None).await, Fallback::Forbidden)));
+    let error = GrpcTransport::new().connect(&address).await.unwrap_err();
+    assert!(error.to_string().contains("over UCX only"), "{error}");
+    let transport = fallback_transport(started(None).await, Fallback::Allowed);
+    hand_over(Net { transport: Box::new(transport), address, incoming }).await;
+}
+
+/// It is given up in its time; the others wait for theirs alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_does_not_answer_keeps_nobody_from_another() {
+    // Nobody accepts: the kernel alone answers.
+    let listening = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent = format!("http://{}", listening.local_addr().unwrap());
+    let net = net(None).await;
+    let silence = net.transport.connect(&silent);
+    let other = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        net.transport.connect(&net.address).await
+    };
+    let began = Instant::now();
+    let (silence, other) =
+        tokio::join!(async { (silence.await.map(drop), began.elapsed()) }, async {
+            (other.await.map(drop), began.elapsed())
+        });
+    assert!(silence.0.is_err() && other.0.is_ok(), "{silence:?} {other:?}");
+    assert!(other.1 < silence.1, "{other:?} waited for {silence:?}");
 }

@@ -62,16 +62,33 @@ pub(super) fn feed_forward_width(arch: Arch<'_>) -> Result<usize, ModelFileError
     arch.need_size("feed_forward_length")
 }
 
+/// Keys that would change the numbers, but for the values that do not.
 fn refuse_unsupported(arch: Arch<'_>) -> Result<(), ModelFileError> {
-    let caps = ["attn_logit_softcapping", "final_logit_softcapping", "attention.scale"];
-    for name in caps {
+    let neutral: [(&str, &[f64]); 8] = [
+        ("attn_logit_softcapping", &[0.0]),
+        ("final_logit_softcapping", &[0.0]),
+        ("attention.scale", &[0.0]),
+        ("attention.clamp_kqv", &[0.0]),
+        ("logit_scale", &[0.0, 1.0]),
+        ("residual_scale", &[0.0, 1.0]),
+        ("embedding_scale", &[0.0, 1.0]),
+        ("rope.scaling.attn_factor", &[1.0]),
+    ];
+    for (name, harmless) in neutral {
         if let Some(value) = arch.float(name)?
-            && value != 0.0
+            && !harmless.contains(&value)
         {
-            return Err(arch.bad_value(name, format!("{value} is not supported, only none is")));
+            let problem = format!("{value} is not supported, only {} is", harmless[0]);
+            return Err(arch.bad_value(name, problem));
         }
     }
-    Ok(())
+    match arch.flag("attention.causal")? {
+        Some(false) => {
+            let problem = "false: a token sees only those before it".to_owned();
+            Err(arch.bad_value("attention.causal", problem))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn window(arch: Arch<'_>, rope: &RopeSpec) -> Result<Option<SlidingWindow>, ModelFileError> {

@@ -27,15 +27,35 @@ pub(super) fn rope(arch: Arch<'_>, head_dim: usize) -> Result<RopeSpec, ModelFil
 
 fn rope_scaling(arch: Arch<'_>, dim: usize, theta: f64) -> Result<RopeScaling, ModelFileError> {
     refuse_longrope(arch)?;
-    if let Some(scaling) = llama3_scaling(arch, dim, theta)? {
-        return Ok(scaling);
-    }
-    let key = "rope.scaling.type";
-    match arch.text(key)? {
-        None | Some("none") => Ok(RopeScaling::None),
-        Some("linear") => {
-            Ok(RopeScaling::Linear { factor: arch.need_float("rope.scaling.factor")? })
+    let named = named_scaling(arch)?;
+    let Some(llama3) = llama3_scaling(arch, dim, theta)? else { return Ok(named) };
+    match named {
+        RopeScaling::None => Ok(llama3),
+        other => {
+            let problem = format!("{other:?} beside rope_freqs.weight is not supported");
+            Err(arch.bad_value("rope.scaling.factor", problem))
         }
+    }
+}
+
+/// The scaling that the keys state; like llama.cpp's, it is linear where they name no type.
+fn named_scaling(arch: Arch<'_>) -> Result<RopeScaling, ModelFileError> {
+    let key = "rope.scaling.type";
+    // The second is the older name.
+    let factor = match arch.float("rope.scaling.factor")? {
+        Some(factor) => Some(factor),
+        None => arch.float("rope.scale_linear")?,
+    };
+    match arch.text(key)? {
+        Some("none") => Ok(RopeScaling::None),
+        None => {
+            let factor = factor.filter(|factor| ![0.0, 1.0].contains(factor));
+            Ok(factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor }))
+        }
+        Some("linear") => match factor {
+            Some(factor) => Ok(RopeScaling::Linear { factor }),
+            None => Err(arch.gguf.missing(&arch.key("rope.scaling.factor"))),
+        },
         Some(other) => Err(arch.bad_value(
             key,
             format!("{other:?} is not supported; supported: none, linear, and Llama 3's"),

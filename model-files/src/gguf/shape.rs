@@ -15,6 +15,7 @@ use crate::spec::check_spec;
 /// For unknown architectures, and for keys that are missing, of the wrong type or absurd.
 pub(crate) fn read_spec(gguf: &Gguf<'_>, name: &str) -> Result<ModelSpec, ModelFileError> {
     let arch = Arch::of(gguf)?;
+    refuse_part(gguf)?;
     let hidden = arch.need_size("embedding_length")?;
     let heads = arch.need_size("attention.head_count")?;
     let head_dim = head_dim(arch, hidden, heads)?;
@@ -35,7 +36,7 @@ pub(crate) fn read_spec(gguf: &Gguf<'_>, name: &str) -> Result<ModelSpec, ModelF
         features: features(arch, &rope, hidden, heads)?,
         rope,
         tied_embeddings: !gguf.tensors.contains_key("output.weight"),
-        bos_id: gguf.token_id("tokenizer.ggml.bos_token_id", vocab)?,
+        bos_id: gguf.token_id(super::vocab::BOS_KEY, vocab)?,
         eos_ids: super::vocab::eos_ids(gguf, vocab)?,
     };
     check_spec(&spec, gguf.file, |field| {
@@ -60,12 +61,24 @@ pub(crate) fn read_spec(gguf: &Gguf<'_>, name: &str) -> Result<ModelSpec, ModelF
     Ok(spec)
 }
 
+/// A file of several has not all of the model's tensors.
+fn refuse_part(gguf: &Gguf<'_>) -> Result<(), ModelFileError> {
+    let key = "split.count";
+    match gguf.size(key)? {
+        Some(count) if count > 1 => {
+            let problem =
+                format!("this is one of {count} files; join them by llama-gguf-split --merge");
+            Err(gguf.bad_value(key, problem))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn head_dim(arch: Arch<'_>, hidden: usize, heads: usize) -> Result<usize, ModelFileError> {
-    let head_dim = match arch.size("attention.key_length")? {
-        Some(head_dim) => head_dim,
-        None if heads == 0 => 0,
-        None => hidden / heads,
-    };
+    if heads == 0 {
+        return Err(arch.bad_value("attention.head_count", "a model has at least one".into()));
+    }
+    let head_dim = arch.size("attention.key_length")?.unwrap_or(hidden / heads);
     let value_key = "attention.value_length";
     match arch.size(value_key)? {
         Some(value_dim) if value_dim != head_dim => {

@@ -5,8 +5,12 @@ use baton_types::{GgufVocab, ModelArtifacts, ModelSpec, TokenId, TokenizerSource
 use super::header::Gguf;
 use crate::ModelFileError;
 
+pub(super) const BOS_KEY: &str = "tokenizer.ggml.bos_token_id";
 /// Keys of tokens that end an answer.
 const EOS_KEYS: [&str; 2] = ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"];
+/// Pre-tokenizers of byte-level vocabularies before whose text llama.cpp puts BOS unless it is told
+/// not to.
+const BOS_PRE: [&str; 6] = ["llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken"];
 
 /// Reads the vocabulary and checks that its parts fit one another.
 ///
@@ -17,11 +21,16 @@ pub(crate) fn artifacts(
     spec: &ModelSpec,
 ) -> Result<ModelArtifacts, ModelFileError> {
     let owned = |strings: Vec<&str>| strings.into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let merges_key = "tokenizer.ggml.merges";
     let model_key = "tokenizer.ggml.model";
     let tokens_key = "tokenizer.ggml.tokens";
     let model = gguf.text(model_key)?.ok_or_else(|| gguf.missing(model_key))?;
     let tokens = gguf.strings(tokens_key)?.ok_or_else(|| gguf.missing(tokens_key))?;
     check_len(gguf, tokens_key, tokens.len(), spec.vocab)?;
+    let merges = gguf.strings(merges_key)?;
+    if model == "gpt2" && merges.is_none() {
+        return Err(gguf.missing(merges_key));
+    }
     let vocab = GgufVocab {
         model: model.to_owned(),
         pre: gguf.text("tokenizer.ggml.pre")?.map(str::to_owned),
@@ -33,13 +42,15 @@ pub(crate) fn artifacts(
             .into_iter()
             .map(|kind| kind as i32)
             .collect(),
-        merges: owned(gguf.strings("tokenizer.ggml.merges")?.unwrap_or_default()),
+        merges: owned(merges.unwrap_or_default()),
         unknown_id: gguf.token_id("tokenizer.ggml.unknown_token_id", spec.vocab)?,
         add_space_prefix: gguf.flag("tokenizer.ggml.add_space_prefix")?,
         tokens: owned(tokens),
     };
-    // llama.cpp puts BOS before the text of score-based vocabularies unless it is told not to.
-    let add_bos = gguf.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(model == "llama");
+    let add_bos = adds_bos(gguf, &vocab)?;
+    if add_bos && spec.bos_id.is_none() {
+        return Err(gguf.missing(BOS_KEY));
+    }
     Ok(ModelArtifacts {
         tokenizer: TokenizerSource::Gguf(vocab),
         chat_template: gguf.text("tokenizer.chat_template")?.map(str::to_owned),
@@ -47,6 +58,16 @@ pub(crate) fn artifacts(
         eos_ids: spec.eos_ids.clone(),
         add_bos,
     })
+}
+
+/// Whether BOS stands before a raw prompt, by llama.cpp's defaults where the file does not say.
+/// What `add_eos_token` asks for is left out: a prompt is to be continued.
+fn adds_bos(gguf: &Gguf<'_>, vocab: &GgufVocab) -> Result<bool, ModelFileError> {
+    let by_default = match vocab.model.as_str() {
+        "llama" => true,
+        _ => vocab.pre.as_deref().is_some_and(|pre| BOS_PRE.contains(&pre)),
+    };
+    Ok(gguf.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(by_default))
 }
 
 /// Every token that ends an answer, each once.

@@ -6,12 +6,12 @@ use baton_types::{ModelSpec, TokenId};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::read_json;
+use super::json::{even_null, read_json};
 use super::rope::Layers;
 use crate::ModelFileError;
 use crate::spec::check_spec;
 
-const FILE: &str = "config.json";
+pub(super) const FILE: &str = "config.json";
 
 /// The fields that matter to the forward pass, under their own names.
 #[derive(Debug, Deserialize)]
@@ -44,9 +44,13 @@ pub(super) struct Config {
     pub(super) final_logit_softcapping: Option<f64>,
     pub(super) use_bidirectional_attention: Option<bool>,
     pub(super) use_sliding_window: Option<bool>,
-    pub(super) sliding_window: Option<usize>,
-    #[serde(alias = "_sliding_window_pattern")]
+    /// `Some(None)`: there is said to be none.
+    #[serde(default, deserialize_with = "even_null")]
+    pub(super) sliding_window: Option<Option<usize>>,
     pub(super) sliding_window_pattern: Option<usize>,
+    /// What transformers 4 wrote.
+    #[serde(rename = "_sliding_window_pattern")]
+    pub(super) older_window_pattern: Option<usize>,
     pub(super) max_window_layers: Option<usize>,
     pub(super) layer_types: Option<Vec<String>>,
     /// Mixtral's name of it, and Qwen's before transformers 5.
@@ -85,6 +89,30 @@ impl Config {
             path,
             source: std::io::ErrorKind::NotFound.into(),
         })
+    }
+
+    /// Whether this is the first of `architectures`.
+    pub(super) fn is_a(&self, architecture: &str) -> bool {
+        self.architectures.first().is_some_and(|first| first == architecture)
+    }
+
+    /// The one value of a number that two keys may name.
+    ///
+    /// # Errors
+    /// Where they differ.
+    pub(super) fn agreed<T: Copy + PartialEq + std::fmt::Display>(
+        file: &str,
+        (key, value): (&str, Option<T>),
+        (other_key, other): (&str, Option<T>),
+    ) -> Result<Option<T>, ModelFileError> {
+        match (value, other) {
+            (Some(value), Some(other)) if value != other => Err(ModelFileError::KeyValue {
+                file: file.to_owned(),
+                key: key.to_owned(),
+                problem: format!("{value}, but {other_key} is {other}; leave the wrong one out"),
+            }),
+            _ => Ok(value.or(other)),
+        }
     }
 
     /// The family's default is untied; a checkpoint without `lm_head` settles it.

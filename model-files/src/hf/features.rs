@@ -1,11 +1,10 @@
 //! What sets a family's layers apart from Llama's, and what of it is refused.
 
-use baton_types::{Activation, Experts, ModelFamily, ModelFeatures, RopeSpec, SlidingWindow};
+use baton_types::{Activation, Experts, ModelFamily, ModelFeatures, RopeSpec};
 
 use super::config::Config;
 use super::rope::Layers;
 use crate::ModelFileError;
-use crate::spec::MAX_LAYERS;
 
 const KNOWN: [(&str, ModelFamily); 8] = [
     ("LlamaForCausalLM", ModelFamily::Llama),
@@ -21,8 +20,7 @@ const SUPPORTED: &str = "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalL
                          Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, \
                          Gemma3ForCausalLM, Phi3ForCausalLM";
 
-/// Gemma 3: each sixth layer sees everything, and the others rotate by this base.
-const GEMMA3_PATTERN: usize = 6;
+/// The base of Gemma 3's layers with a window.
 const GEMMA3_LOCAL_THETA: f64 = 10_000.0;
 /// Gemma 3's and others' default, where `rope_theta` is left out.
 const GEMMA3_THETA: f64 = 1_000_000.0;
@@ -85,11 +83,11 @@ impl Config {
 
     /// The base that transformers takes where a configuration has none.
     pub(super) fn default_theta(&self, layers: Layers) -> f64 {
-        match (self.architectures.first().map(String::as_str), layers) {
-            (_, Layers::Sliding) => GEMMA3_LOCAL_THETA,
-            (Some("Gemma3ForCausalLM"), _) => GEMMA3_THETA,
-            (Some("MixtralForCausalLM"), _) => MIXTRAL_THETA,
-            _ => THETA,
+        match layers {
+            Layers::Sliding => GEMMA3_LOCAL_THETA,
+            Layers::Full if self.is_a("Gemma3ForCausalLM") => GEMMA3_THETA,
+            Layers::Full if self.is_a("MixtralForCausalLM") => MIXTRAL_THETA,
+            Layers::Full => THETA,
         }
     }
 
@@ -113,10 +111,6 @@ impl Config {
         if act.as_deref().is_some_and(|act| act != want) {
             return refuse(key, &format!("only {want} is supported"));
         }
-        let rotated = self.partial_rotary_factor.unwrap_or(1.0);
-        if rotated != 1.0 && family != ModelFamily::Phi3 {
-            return refuse("partial_rotary_factor", "partial rotation is not supported here");
-        }
         if self.quantization_config.is_some() {
             return refuse("quantization_config", "give F32, F16 or BF16 weights, or a GGUF file");
         }
@@ -130,69 +124,6 @@ impl Config {
             return refuse("use_bidirectional_attention", "a token sees only those before it");
         }
         Ok(())
-    }
-
-    fn window(
-        &self,
-        file: &str,
-        family: ModelFamily,
-        rope: &RopeSpec,
-    ) -> Result<Option<SlidingWindow>, ModelFileError> {
-        let is_qwen =
-            matches!(family, ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe);
-        if is_qwen && !self.use_sliding_window.unwrap_or(false) {
-            return Ok(None);
-        }
-        // More layers are refused afterwards.
-        let count = self.num_hidden_layers.min(MAX_LAYERS);
-        let layers: Vec<bool> = match (&self.layer_types, family) {
-            (Some(types), _) if types.len() >= count => {
-                let slides = types[..count].iter().map(|kind| match kind.as_str() {
-                    "sliding_attention" => Ok(true),
-                    "full_attention" => Ok(false),
-                    other => Err(ModelFileError::KeyValue {
-                        file: file.to_owned(),
-                        key: "layer_types".into(),
-                        problem: format!(
-                            "{other} is not supported; supported: full_attention, sliding_attention"
-                        ),
-                    }),
-                });
-                slides.collect::<Result<_, _>>()?
-            }
-            (Some(types), _) => {
-                return Err(ModelFileError::KeyValue {
-                    file: file.to_owned(),
-                    key: "layer_types".into(),
-                    problem: format!("{} entries for {count} layers", types.len()),
-                });
-            }
-            (None, ModelFamily::Gemma3) => {
-                let period = self.sliding_window_pattern.unwrap_or(GEMMA3_PATTERN).max(1);
-                (0..count).map(|layer| (layer + 1) % period != 0).collect()
-            }
-            (None, ModelFamily::Qwen2 | ModelFamily::Qwen3) => {
-                let first = self.max_window_layers.unwrap_or(count);
-                (0..count).map(|layer| layer >= first).collect()
-            }
-            (None, _) => vec![true; count],
-        };
-        if family == ModelFamily::Gemma3 {
-            let tokens = self.sliding_window.ok_or_else(|| ModelFileError::MissingKey {
-                file: file.to_owned(),
-                key: "sliding_window".into(),
-            })?;
-            let rope = self.rope(file, rope.dim, Layers::Sliding)?;
-            return Ok(Some(SlidingWindow { tokens, layers, rope }));
-        }
-        // A window that the context never fills changes nothing.
-        let tokens = self.sliding_window.filter(|tokens| *tokens < self.max_position_embeddings);
-        let is_used = layers.contains(&true);
-        Ok(tokens.filter(|_| is_used).map(|tokens| SlidingWindow {
-            tokens,
-            layers,
-            rope: rope.clone(),
-        }))
     }
 
     fn experts(&self, file: &str, family: ModelFamily) -> Result<Option<Experts>, ModelFileError> {
@@ -210,9 +141,10 @@ impl Config {
                 problem: "layers without experts among others are not supported".into(),
             });
         }
+        let local = ("num_local_experts", self.num_local_experts);
+        let count = Self::agreed(file, local, ("num_experts", self.num_experts))?;
         Ok(Some(Experts {
-            count: (self.num_local_experts.or(self.num_experts))
-                .ok_or_else(|| missing("num_local_experts"))?,
+            count: count.ok_or_else(|| missing("num_local_experts"))?,
             used: self.num_experts_per_tok.ok_or_else(|| missing("num_experts_per_tok"))?,
             // Mixtral always does.
             normalize_weights: family == ModelFamily::Mixtral

@@ -25,29 +25,57 @@ impl Config {
         head_dim: usize,
         layers: Layers,
     ) -> Result<RopeSpec, ModelFileError> {
-        let kind = match layers {
-            Layers::Full => "full_attention",
-            Layers::Sliding => "sliding_attention",
-        };
-        let parameters = self.rope_parameters.as_ref().map(|all| all.get(kind).unwrap_or(all));
-        let parameters = Fields::new(file, "rope_parameters", parameters)?;
+        let parameters = self.parameters(file, layers)?;
         let older = Fields::new(file, "rope_scaling", self.rope_scaling.as_ref())?;
-        let (theta, scaling) = match layers {
-            Layers::Full if parameters.kind().is_none() => (self.rope_theta, older),
-            Layers::Full => (self.rope_theta, parameters),
-            Layers::Sliding => (self.rope_local_base_freq, parameters),
+        let (theta_key, theta, older) = match layers {
+            Layers::Full => ("rope_theta", self.rope_theta, older),
+            Layers::Sliding => {
+                ("rope_local_base_freq", self.rope_local_base_freq, Fields { value: None, ..older })
+            }
         };
-        let theta = match theta {
-            Some(theta) => Some(theta),
-            None => parameters.number("rope_theta")?,
-        };
-        let partial = match self.partial_rotary_factor {
-            Some(partial) => Some(partial),
-            None => parameters.number("partial_rotary_factor")?,
-        };
-        let dim = (head_dim as f64 * partial.unwrap_or(1.0)) as usize;
+        let theta = parameters.agreed("rope_theta", (theta_key, theta))?;
+        let dim = (head_dim as f64 * self.rotated_part(parameters)?) as usize;
         let theta = theta.unwrap_or(self.default_theta(layers));
-        Ok(RopeSpec { dim, theta, scaling: scaling_of(file, scaling)? })
+        Ok(RopeSpec { dim, theta, scaling: one_scaling(parameters, older)? })
+    }
+
+    /// The part of `rope_parameters` that speaks of `layers`.
+    fn parameters<'a>(
+        &'a self,
+        file: &'a str,
+        layers: Layers,
+    ) -> Result<Fields<'a>, ModelFileError> {
+        let name = "rope_parameters";
+        let all = Fields::new(file, name, self.rope_parameters.as_ref())?;
+        let (kind, other) = match layers {
+            Layers::Full => ("full_attention", "sliding_attention"),
+            Layers::Sliding => ("sliding_attention", "full_attention"),
+        };
+        let Some(object) = all.value.filter(|object| !object.is_empty()) else { return Ok(all) };
+        match object.get(kind) {
+            Some(nested) => Fields::new(file, name, Some(nested)),
+            None if object.contains_key(other) => Fields::new(file, name, None),
+            None if self.is_a("Gemma3ForCausalLM") => Err(ModelFileError::MissingKey {
+                file: file.to_owned(),
+                key: format!("{name}.{kind}"),
+            }),
+            None => Ok(all),
+        }
+    }
+
+    /// How much of each head is rotated.
+    fn rotated_part(&self, parameters: Fields<'_>) -> Result<f64, ModelFileError> {
+        let key = "partial_rotary_factor";
+        let part = parameters.agreed(key, (key, self.partial_rotary_factor))?.unwrap_or(1.0);
+        if part == 1.0 || self.is_a("Phi3ForCausalLM") {
+            return Ok(part);
+        }
+        let key = match self.partial_rotary_factor {
+            Some(_) => key.to_owned(),
+            None => format!("{}.{key}", parameters.name),
+        };
+        let problem = format!("{part}: partial rotation is not supported here");
+        Err(ModelFileError::KeyValue { file: parameters.file.to_owned(), key, problem })
     }
 }
 
@@ -78,6 +106,12 @@ impl<'a> Fields<'a> {
         object.get("rope_type").or_else(|| object.get("type")).filter(|kind| !kind.is_null())
     }
 
+    /// The number under `key`, or that of an older key of `config.json` itself.
+    fn agreed(self, key: &str, older: (&str, Option<f64>)) -> Result<Option<f64>, ModelFileError> {
+        let number = self.number(key)?;
+        Config::agreed(self.file, (&format!("{}.{key}", self.name), number), older)
+    }
+
     fn number(self, key: &str) -> Result<Option<f64>, ModelFileError> {
         match self.value.and_then(|object| object.get(key)).filter(|value| !value.is_null()) {
             None => Ok(None),
@@ -92,7 +126,22 @@ fn wrong_type(file: &str, key: String, want: &'static str, got: &Value) -> Model
     ModelFileError::KeyType { file: file.to_owned(), key, want, got: got.to_string() }
 }
 
-fn scaling_of(file: &str, fields: Fields<'_>) -> Result<RopeScaling, ModelFileError> {
+/// The scaling that one of the two objects states, or both alike.
+fn one_scaling(parameters: Fields<'_>, older: Fields<'_>) -> Result<RopeScaling, ModelFileError> {
+    let (new, old) = (scaling_of(parameters)?, scaling_of(older)?);
+    match (parameters.kind(), older.kind()) {
+        (Some(_), Some(_)) if new != old => Err(ModelFileError::KeyValue {
+            file: older.file.to_owned(),
+            key: older.name.to_owned(),
+            problem: format!("differs from {}; leave the wrong one out", parameters.name),
+        }),
+        (Some(_), _) => Ok(new),
+        (None, _) => Ok(old),
+    }
+}
+
+fn scaling_of(fields: Fields<'_>) -> Result<RopeScaling, ModelFileError> {
+    let file = fields.file;
     let missing = |key: &str| ModelFileError::MissingKey {
         file: file.to_owned(),
         key: format!("{}.{key}", fields.name),

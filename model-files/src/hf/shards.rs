@@ -8,8 +8,8 @@ use baton_types::ModelSpec;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
+use super::json::read_json;
 use super::names::source;
-use super::read_json;
 use crate::ModelFileError;
 use crate::map::FileBytes;
 use crate::model_file::Placed;

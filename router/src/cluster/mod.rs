@@ -1,6 +1,7 @@
 //! The nodes that the router knows: membership from the registry, load and prefix indexes from
 //! the nodes themselves.
 
+mod failures;
 mod link;
 mod node;
 

@@ -1,6 +1,6 @@
 //! One node, as the router sees it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,13 +14,18 @@ use baton_types::{
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
+use super::failures::Failures;
+
 /// After a failed dispatch nothing is sent to a node for so long; doubled with each failure in a
 /// row, up to sixteen times.
 const EJECTED_FIRST: Duration = Duration::from_millis(250);
 
-/// After a failed pull none is tried between the same two nodes for so long; doubled with each
-/// failure in a row, up to sixteen times.
+/// After a failed pull none is tried between the same two nodes for so long.
 const PULL_AGAIN_FIRST: Duration = Duration::from_secs(10);
+
+/// After a handoff that failed on the way none is tried between the same two nodes for so long:
+/// until then the decode node is either heard again or given up.
+const HAND_OVER_AGAIN_FIRST: Duration = Duration::from_secs(2);
 
 /// Whether requests may go to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +69,7 @@ pub struct Node {
     lost: watch::Sender<bool>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Heard {
     status: NodeStatus,
     at: Option<Instant>,
@@ -74,14 +79,25 @@ struct Heard {
     ejected_until: Option<Instant>,
     departed: bool,
     /// Of a prefill node: pulls that failed, by the node that they were to come from.
-    failed_pulls: HashMap<NodeId, FailedPulls>,
+    failed_pulls: Failures<NodeId>,
+    /// Of a prefill node: handoffs that failed on the way, by decode node and start of it.
+    failed_handoffs: Failures<(NodeId, Incarnation)>,
 }
 
-/// Pulls that failed one after the other.
-#[derive(Clone, Copy, Debug)]
-struct FailedPulls {
-    count: u32,
-    until: Instant,
+impl Default for Heard {
+    fn default() -> Self {
+        Self {
+            status: NodeStatus::default(),
+            at: None,
+            fingerprint: None,
+            hashes: HashSet::new(),
+            failures: 0,
+            ejected_until: None,
+            departed: false,
+            failed_pulls: Failures::new(PULL_AGAIN_FIRST),
+            failed_handoffs: Failures::new(HAND_OVER_AGAIN_FIRST),
+        }
+    }
 }
 
 /// A node at one moment, for the plan.
@@ -208,20 +224,24 @@ impl Node {
 
     /// How its pull from that node ended.
     pub fn pulled(&self, from: &NodeId, failed: bool) {
-        let mut heard = self.heard();
-        let count = heard.failed_pulls.get(from).map_or(0, |failed| failed.count);
-        if failed {
-            let until = Instant::now() + PULL_AGAIN_FIRST * (1 << count.min(4));
-            heard.failed_pulls.insert(from.clone(), FailedPulls { count: count + 1, until });
-        } else {
-            heard.failed_pulls.remove(from);
-        }
+        self.heard().failed_pulls.note(from, failed, Instant::now());
     }
 
     /// Whether a pull from that node may be tried now.
     pub fn may_pull(&self, from: &NodeId) -> bool {
-        let heard = self.heard();
-        heard.failed_pulls.get(from).is_none_or(|failed| failed.until <= Instant::now())
+        self.heard().failed_pulls.may_try(from, Instant::now())
+    }
+
+    /// How a handoff to that decode node went on its way.
+    pub fn handed_over(&self, to: &NodeView, failed: bool) {
+        let to = (to.node.member.id.clone(), to.incarnation);
+        self.heard().failed_handoffs.note(&to, failed, Instant::now());
+    }
+
+    /// Whether a handoff to that decode node may be tried now.
+    pub fn may_hand_over(&self, to: &NodeView) -> bool {
+        let to = (to.node.member.id.clone(), to.incarnation);
+        self.heard().failed_handoffs.may_try(&to, Instant::now())
     }
 
     pub(super) fn set_departed(&self) {

@@ -7,7 +7,7 @@ use baton_types::{Error, GenerateRequest, NodeId, Usage};
 use serde::Serialize;
 
 use super::sequencer::Sequencer;
-use crate::plan::Plan;
+use crate::plan::{Plan, Reason};
 
 /// A request's own account (see docs/explain.md). Times are microseconds.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -173,9 +173,16 @@ impl Trail {
         }
     }
 
-    pub fn replaced_prefill(&mut self, node: Option<String>, error: &Error) {
-        let instead = node.as_deref().unwrap_or("the decode node");
+    pub fn prefill_failed(&mut self, next: Option<&str>, error: &Error) {
+        let instead = next.unwrap_or("the decode node");
         self.note(format!("prefill failed ({error}); {instead} prefills"));
+    }
+
+    /// After a failed prefill; `None`: the decode node.
+    pub fn prefills_at(&mut self, node: Option<String>) {
+        if node.is_none() {
+            self.explain.reason = Reason::NoPrefillNode.as_str();
+        }
         self.explain.prefill_node = node;
     }
 

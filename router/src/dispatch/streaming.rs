@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_proto::convert::finish_reason;
-use baton_proto::error::from_status;
+use baton_proto::error::{DECODE_ADDRESS_FIELD, from_status};
 use baton_proto::internal::{DecodeEvent, HandedOff, PrefillEvent, PromptLogprobs, TokenOutput};
 use baton_proto::internal::{decode_event, prefill_event};
 use baton_types::{Error, ErrorCode};
@@ -127,7 +127,7 @@ impl Dispatch {
             Some(prefill_event::Event::PromptLogprobs(all)) => self.prompt_logprobs(all).await,
             Some(prefill_event::Event::HandedOff(handed_off)) => {
                 if let Some(prefill) = placement.prefill.take() {
-                    self.handed_off(&prefill.view, &handed_off);
+                    self.handed_off(&placement.plan.decode, &prefill.view, &handed_off);
                 }
             }
             None => {}
@@ -174,20 +174,26 @@ impl Dispatch {
             }
             tracing::warn!(node = %failed.member().id, %error, "prefill failed; trying elsewhere");
             self.router.metrics.prefill_replaced();
-            if error.code == ErrorCode::Unavailable {
-                failed.failed();
+            let decode = placement.plan.decode.clone();
+            if error.field.as_deref() == Some(DECODE_ADDRESS_FIELD) {
+                // The two are left apart; others may reach either.
+                failed.handed_over(&decode, true);
+            } else {
+                if error.code == ErrorCode::Unavailable {
+                    failed.failed();
+                }
+                self.excluded.push(failed.member().id.clone());
             }
-            self.excluded.push(failed.member().id.clone());
             placement.attempt += 1;
             let next = if placement.attempt > PREFILL_ATTEMPTS_MAX {
                 None
             } else {
                 let nodes = self.views();
-                another_prefill(&self.plan_request(), &nodes)
+                another_prefill(&self.plan_request(), &decode, &nodes)
             };
             let name = next.as_ref().map(|view| view.node.member().id.to_string());
-            self.trail.replaced_prefill(name, &error);
-            let (decode, attempt) = (placement.plan.decode.clone(), placement.attempt);
+            self.trail.prefill_failed(name.as_deref(), &error);
+            let attempt = placement.attempt;
             let reserved = self.reserve(&decode, next.as_ref(), &placement.request, attempt).await;
             let reserved = match reserved {
                 Ok(reserved) => reserved,
@@ -195,6 +201,7 @@ impl Dispatch {
                 Err(error) if error.code == ErrorCode::FailedPrecondition => return Ok(()),
                 Err(error) => return Err(error),
             };
+            self.trail.prefills_at(name);
             let Some(view) = next else { return Ok(()) };
             match self.start_prefill(placement, view.clone(), &reserved).await {
                 Ok(stream) => {
@@ -219,11 +226,12 @@ impl Dispatch {
         };
         if let Ok(Some(handed_off)) = tokio::time::timeout(ACCOUNT_WAIT, account).await {
             let view = prefill.view.clone();
-            self.handed_off(&view, &handed_off);
+            self.handed_off(&placement.plan.decode, &view, &handed_off);
         }
     }
 
-    fn handed_off(&mut self, prefill: &NodeView, handed_off: &HandedOff) {
+    fn handed_off(&mut self, decode: &NodeView, prefill: &NodeView, handed_off: &HandedOff) {
+        prefill.node.handed_over(decode, false);
         if let Some(from) = self.trail.pulls_from() {
             prefill.node.pulled(&from, !handed_off.pull_error.is_empty());
         }

@@ -97,16 +97,23 @@ pub fn plan(request: &PlanRequest, nodes: &[NodeView]) -> Result<Plan, Error> {
     if rest <= request.local_prefill_max_tokens {
         return Ok(local(Reason::SmallRemainder));
     }
-    match another_prefill(request, nodes) {
+    match another_prefill(request, &decode, nodes) {
         Some(prefill) => Ok(Plan { prefill: Some(prefill), ..local(Reason::Remote) }),
         None => Ok(local(Reason::NoPrefillNode)),
     }
 }
 
-/// The prefill node for a request, or the one to use instead of one that failed. Any of the decode
-/// node's precision is better than one whose KV must be converted.
-pub fn another_prefill(request: &PlanRequest, nodes: &[NodeView]) -> Option<NodeView> {
-    let pick = |convert| pick(request, convert, nodes, Role::Prefill, &[&PrefillTime]);
+/// The prefill node for a request, or the one to use instead of one that failed; none that could
+/// not reach `decode` of late. Any of the decode node's precision is better than one whose KV must
+/// be converted.
+pub fn another_prefill(
+    request: &PlanRequest,
+    decode: &NodeView,
+    nodes: &[NodeView],
+) -> Option<NodeView> {
+    let nodes: Vec<NodeView> =
+        nodes.iter().filter(|view| view.node.may_hand_over(decode)).cloned().collect();
+    let pick = |convert| pick(request, convert, &nodes, Role::Prefill, &[&PrefillTime]);
     pick(false).or_else(|| if request.kv_conversion { pick(true) } else { None })
 }
 

@@ -172,12 +172,29 @@ async fn kv_is_converted_only_where_it_may_be_and_no_equal_node_can_be_had() {
     equal.state = NodeState::Draining;
     let all = [decode.clone(), other.clone(), equal];
     assert_eq!(plan_of(&may, &all).1.as_deref(), Some("bf16"));
-    assert_eq!(another_prefill(&exact, &all).map(|view| view.role), None);
+    assert_eq!(another_prefill(&exact, &decode, &all).map(|view| view.role), None);
     // A decode node is never of another precision, and arithmetic never differs.
     assert!(plan(&may, &[of_kv("d", Role::Decode, KvDtype::Bf16), other]).is_err());
     let mut foreign = of_kv("m", Role::Prefill, KvDtype::Bf16);
     foreign.numerics = NumericsVersion::new("m", KvDtype::Bf16);
     assert_eq!(plan(&may, &[decode, foreign]).unwrap().reason, Reason::NoPrefillNode);
+}
+
+/// Each works with others; and with a new start of the one that could not be reached.
+#[tokio::test]
+async fn two_nodes_that_cannot_reach_one_another_are_left_apart() {
+    let (one, other) = (view("p1", Role::Prefill), view("p2", Role::Prefill));
+    let mut decode = view("d", Role::Decode);
+    one.node.handed_over(&decode, true);
+    let nodes = [decode.clone(), one.clone()];
+    assert_eq!(plan(&request(500), &nodes).unwrap().reason, Reason::NoPrefillNode);
+    let nodes = [decode.clone(), one.clone(), other];
+    assert_eq!(names(&plan(&request(500), &nodes).unwrap()).1.as_deref(), Some("p2"));
+    let nodes = [view("d2", Role::Decode), one.clone()];
+    assert_eq!(names(&plan(&request(500), &nodes).unwrap()).1.as_deref(), Some("p1"));
+    decode.incarnation = Incarnation(decode.incarnation.0 + 1);
+    let nodes = [decode, one];
+    assert_eq!(names(&plan(&request(500), &nodes).unwrap()).1.as_deref(), Some("p1"));
 }
 
 #[tokio::test]

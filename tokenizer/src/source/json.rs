@@ -1,6 +1,6 @@
 //! From the text of a `tokenizer.json`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use baton_types::{ModelArtifacts, TokenId};
 use serde::Deserialize;
@@ -39,6 +39,7 @@ pub(super) fn read(text: &str, artifacts: &ModelArtifacts) -> Result<Vocabulary,
     let added = definition.remove("added_tokens").unwrap_or_else(|| Value::Array(Vec::new()));
     let added: Vec<AddedToken> = serde_json::from_value(added).map_err(unsupported)?;
     let vocab = model_vocab(&definition)?;
+    refuse_shared_ids(&vocab, &added)?;
     let size = 1
         + (added.iter().map(|token| token.id).chain(vocab.iter().map(|(_, id)| *id)))
             .max()
@@ -87,6 +88,24 @@ fn model_vocab(definition: &Map<String, Value>) -> Result<Vec<(String, TokenId)>
         .collect()
 }
 
+/// An id stands for one text, or what is encoded is not what is decoded.
+fn refuse_shared_ids(
+    vocab: &[(String, TokenId)],
+    added: &[AddedToken],
+) -> Result<(), TokenizerError> {
+    let mut texts: HashMap<TokenId, &str> =
+        vocab.iter().map(|(text, id)| (*id, text.as_str())).collect();
+    for AddedToken { id, content, .. } in added {
+        if let Some(other) = texts.insert(*id, content)
+            && other != content
+        {
+            let problem = format!("added token `{content}` has the id {id} of `{other}`");
+            return Err(unsupported(problem));
+        }
+    }
+    Ok(())
+}
+
 /// How the decoder says that bytes are written.
 fn spelling(definition: &Map<String, Value>) -> Result<Spelling, TokenizerError> {
     let decoder = definition.get("decoder").unwrap_or(&Value::Null);
@@ -120,8 +139,11 @@ fn spelling(definition: &Map<String, Value>) -> Result<Spelling, TokenizerError>
 /// The tokenizer without its control tokens: neither added, nor in the vocabulary.
 fn without_control(text: &str, control: &[ControlToken]) -> Result<HfTokenizer, TokenizerError> {
     let mut definition: Map<String, Value> = serde_json::from_str(text).map_err(unsupported)?;
-    // The template of the post-processor names control tokens; nothing here runs it.
-    definition.insert("post_processor".into(), Value::Null);
+    // Left from training: they would cut or fill up a prompt, or put in tokens, or choose merges at
+    // random. What of the post-processor counts is in the artifacts.
+    for key in ["truncation", "padding", "post_processor"] {
+        definition.insert(key.into(), Value::Null);
+    }
     let mut kept = Vec::new();
     if let Some(added) = definition.get_mut("added_tokens").and_then(Value::as_array_mut) {
         added.retain(|token| {
@@ -131,6 +153,7 @@ fn without_control(text: &str, control: &[ControlToken]) -> Result<HfTokenizer, 
         kept.clone_from(added);
     }
     if let Some(model) = definition.get_mut("model").and_then(Value::as_object_mut) {
+        model.remove("dropout");
         let unknown = model.get("unk_token").and_then(Value::as_str).map(str::to_owned);
         let mut texts: HashSet<&str> = control.iter().map(|token| token.text.as_str()).collect();
         if let Some(unknown) = &unknown {

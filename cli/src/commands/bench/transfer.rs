@@ -51,7 +51,7 @@ pub struct Flags {
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: u16,
-    /// Bytes in all.
+    /// Bytes in all; rounded up to whole messages, or prompts, of each stream.
     #[arg(long, value_name = "BYTES", default_value_t = 4_000_000_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     total: u64,
@@ -66,6 +66,7 @@ pub struct Flags {
     ucx_tls: Option<String>,
     /// How long UCX's thread polls after its last event before it sleeps.
     #[arg(long, value_name = "MICROS", default_value_t = 20)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     ucx_spin_us: u64,
     /// Print one JSON object.
     #[arg(long)]
@@ -225,7 +226,7 @@ async fn measure(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<Value> {
     let send =
         |total| send(own, flags.way, address.clone(), flags.plan(total), &memory, &ucx, meter);
     send(flags.total.min(WARM_BYTES)).await?;
-    let Window { took, before, after } = send(flags.total).await?;
+    let Window { took, before, after, bytes } = send(flags.total).await?;
     let (before, after) = (before?, after?);
     let spent = (after.0 - before.0, after.1 - before.1);
     let version = ucx.map(|ucx| match ucx.state() {
@@ -234,15 +235,21 @@ async fn measure(flags: &Flags, own: &OwnRuntime) -> anyhow::Result<Value> {
         }
         _ => Value::Null,
     });
-    Ok(report(flags, took.as_secs_f64(), spent, version.into()))
+    Ok(report(flags, bytes, took.as_secs_f64(), spent, version.into()))
 }
 
 /// CPU seconds of sender and receiver, whichever of the two processes they were.
-fn report(flags: &Flags, seconds: f64, (sender, receiver): (f64, f64), ucx: Value) -> Value {
-    let gb = flags.total as f64 / 1e9;
+fn report(
+    flags: &Flags,
+    bytes: u64,
+    seconds: f64,
+    (sender, receiver): (f64, f64),
+    ucx: Value,
+) -> Value {
+    let gb = bytes as f64 / 1e9;
     json!({
         "way": flags.way.as_str(), "level": flags.level.as_str(),
-        "message": flags.message, "streams": flags.streams, "bytes": flags.total,
+        "message": flags.message, "streams": flags.streams, "bytes": bytes,
         "seconds": seconds, "gb_per_s": gb / seconds, "cpu_sender_s_per_gb": sender / gb,
         "cpu_receiver_s_per_gb": receiver / gb, "ucx": ucx,
     })

@@ -45,16 +45,17 @@ impl Attaching {
                 "worker_address is no address of a UCX worker as Baton sends it",
             ));
         };
+        let no_ucx = |why| Status::failed_precondition(format!("the receiver has no UCX: {why}"));
         if let UcxState::Unavailable { reason } = self.0.state() {
-            return Err(Status::failed_precondition(format!("this node has no UCX: {reason}")));
+            return Err(no_ucx(reason));
         }
-        self.0.ready().await.map_err(Status::failed_precondition)?;
+        self.0.ready().await.map_err(no_ucx)?;
         // Before UCX sees anything of the other's.
         let here = self.0.version().unwrap_or_default();
         if wire_version(&here) != wire_version(&ucx_version) {
             let why = format!(
-                "this node has UCX {here}, the sender {ucx_version:?}: they do not understand one \
-                 another"
+                "the receiver has UCX {here}, the sender {ucx_version:?}: they do not understand \
+                 one another"
             );
             return Err(Status::failed_precondition(why));
         }

@@ -27,12 +27,14 @@ pub(super) struct LinkState {
     has_failed: AtomicBool,
     was_detached: AtomicBool,
     has_worked: AtomicBool,
+    /// For the log.
+    peer: String,
     pace: Arc<LinkPace>,
 }
 
 impl LinkState {
-    pub(super) fn new(pace: Arc<LinkPace>) -> Self {
-        Self { pace, ..Self::default() }
+    pub(super) fn new(peer: String, pace: Arc<LinkPace>) -> Self {
+        Self { peer, pace, ..Self::default() }
     }
 
     /// The peer has taken a frame from it, at least once.
@@ -258,7 +260,7 @@ impl Outbound {
     fn fail(&mut self, worker: &mut Worker, token: u64, reason: &str, counters: &Counters) {
         let Some(mut link) = self.links.remove(&token) else { return };
         if !link.is_detaching {
-            tracing::info!(reason, "a UCX link has failed");
+            tracing::info!(peer = link.state.peer, reason, "a UCX link has failed");
             counters.failed_links.fetch_add(1, Ordering::Relaxed);
         }
         link.state.has_failed.store(true, Ordering::Release);

@@ -25,7 +25,10 @@ use crate::transport::{Carried, STREAM_MESSAGES_MAX, Transport, TransportStream}
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// As after a failure, where the peer has no UCX: it would have to be started anew.
 const AFTER_REFUSAL: Duration = Duration::from_secs(60);
-const ATTACH_WITHIN: Duration = Duration::from_secs(3);
+/// A peer that does not answer costs so long, and then the stream over gRPC that is tried.
+const ATTACH_WITHIN: Duration = Duration::from_millis(1_500);
+/// Peers that are kept; beyond it those that nobody speaks to are let go.
+const PEERS_MAX: usize = 1024;
 const UNAVAILABLE: &str = "unavailable";
 
 /// Whether frames may take gRPC where UCX cannot be had.
@@ -45,8 +48,17 @@ pub struct UcxTransport {
     node: NodeId,
     incarnation: Incarnation,
     fallback: Fallback,
-    peers: tokio::sync::Mutex<HashMap<String, Peer>>,
+    /// Each has a lock of its own: one that does not answer keeps nobody from the others.
+    peers: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Kept>>>>,
     fallbacks: Mutex<HashMap<&'static str, Arc<AtomicU64>>>,
+}
+
+/// What is kept of a peer.
+#[derive(Debug, Default)]
+struct Kept {
+    peer: Option<Peer>,
+    /// The log says that there is no link; until one works it says so once.
+    is_told: bool,
 }
 
 #[derive(Debug)]
@@ -85,7 +97,7 @@ impl UcxTransport {
             node,
             incarnation,
             fallback,
-            peers: tokio::sync::Mutex::default(),
+            peers: Mutex::default(),
             fallbacks: Mutex::default(),
         }
     }
@@ -101,15 +113,26 @@ impl UcxTransport {
         fallbacks.entry(label).or_default().clone()
     }
 
+    fn kept(&self, peer: &str) -> Arc<tokio::sync::Mutex<Kept>> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.len() >= PEERS_MAX && !peers.contains_key(peer) {
+            peers.retain(|_, kept| Arc::strong_count(kept) > 1);
+        }
+        peers.entry(peer.to_owned()).or_default().clone()
+    }
+
     /// The link to a peer, made where there is none.
     async fn link(&self, peer: &str) -> Result<(u64, Arc<LinkState>), Why> {
         self.ucx.ready().await.map_err(|text| Why { label: UNAVAILABLE, text })?;
+        let kept = self.kept(peer);
         // Two streams that begin at once share one link; making it takes milliseconds.
-        let mut peers = self.peers.lock().await;
+        let mut kept = kept.lock().await;
         let mut is_second = false;
-        match peers.get(peer) {
+        match &kept.peer {
             Some(Peer::Linked { token, state, .. }) if !state.has_failed() => {
-                return Ok((*token, state.clone()));
+                let link = (*token, state.clone());
+                kept.is_told &= !link.1.has_worked();
+                return Ok(link);
             }
             // The first may have died with a peer that has been started anew.
             Some(Peer::Linked { state, is_second: false, .. })
@@ -119,10 +142,7 @@ impl UcxTransport {
             }
             Some(Peer::Linked { state, .. }) if !state.was_detached() && !state.has_worked() => {
                 let text = "its last two links have never worked".to_owned();
-                let why = Why { label: "failed", text };
-                let until = Instant::now() + AFTER_FAILURE;
-                peers.insert(peer.to_owned(), Peer::Without { until, why: why.clone() });
-                return Err(why);
+                return Err(kept.has_none(peer, Why { label: "failed", text }, AFTER_FAILURE));
             }
             Some(Peer::Without { until, why }) if *until > Instant::now() => {
                 return Err(why.clone());
@@ -131,20 +151,13 @@ impl UcxTransport {
             // worked until it failed: it may have been started anew.
             Some(Peer::Linked { .. } | Peer::Without { .. }) | None => {}
         }
-        let (linked, wait) = match self.attach(peer).await {
-            Ok(linked) => (Ok(linked), Duration::ZERO),
-            Err((why, wait)) => (Err(why), wait),
-        };
-        let entry = match &linked {
-            Ok((token, state)) => Peer::Linked { token: *token, state: state.clone(), is_second },
-            Err(why) => {
-                let (label, reason) = (why.label, &why.text);
-                tracing::warn!(peer, label, reason, "no UCX to this peer; KV travels over gRPC");
-                Peer::Without { until: Instant::now() + wait, why: why.clone() }
+        match self.attach(peer).await {
+            Ok((token, state)) => {
+                kept.peer = Some(Peer::Linked { token, state: state.clone(), is_second });
+                Ok((token, state))
             }
-        };
-        peers.insert(peer.to_owned(), entry);
-        linked
+            Err((why, wait)) => Err(kept.has_none(peer, why, wait)),
+        }
     }
 
     async fn attach(&self, peer: &str) -> Result<(u64, Arc<LinkState>), (Why, Duration)> {
@@ -174,7 +187,7 @@ impl UcxTransport {
         };
         let (address, attached) = read_answer(answer).map_err(|text| broken(text.to_owned()))?;
         let pace = self.grpc.pace(peer).map_err(|error| broken(error.to_string()))?;
-        let (token, state) = (attached.token, Arc::new(LinkState::new(pace)));
+        let (token, state) = (attached.token, Arc::new(LinkState::new(peer.to_owned(), pace)));
         let link_state = state.clone();
         let connect = |reply| Command::Connect { address, attached, state: link_state, reply };
         self.ucx.ask(connect).await.and_then(|result| result).map_err(broken)?;
@@ -194,6 +207,18 @@ impl UcxTransport {
         let stream = self.grpc.connect(peer).await?;
         stream.carried.set_fallback(why.text);
         Ok(stream)
+    }
+}
+
+impl Kept {
+    /// Notes that for so long there is no link to `peer`, and why.
+    fn has_none(&mut self, peer: &str, why: Why, wait: Duration) -> Why {
+        if !std::mem::replace(&mut self.is_told, true) {
+            let (label, reason) = (why.label, &why.text);
+            tracing::warn!(peer, label, reason, "no UCX to this peer");
+        }
+        self.peer = Some(Peer::Without { until: Instant::now() + wait, why: why.clone() });
+        why
     }
 }
 

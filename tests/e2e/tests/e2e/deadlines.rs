@@ -20,6 +20,8 @@ const KILLED_WITHIN: Duration = Duration::from_millis(200);
 const SILENT_WITHIN: Duration = Duration::from_secs(4);
 /// Staging memory, after the notice.
 const MEMORY_WITHIN: Duration = Duration::from_secs(4);
+/// The router has heard by then why a prefill failed.
+const BLAMED_WITHIN: Duration = Duration::from_millis(400);
 const END_WITHIN: Duration = Duration::from_secs(20);
 const ANSWER_WITHIN: Duration = Duration::from_secs(120);
 const BEGIN_WITHIN: Duration = Duration::from_secs(60);
@@ -67,6 +69,9 @@ async fn lose(cluster: &mut Cluster, gone: Role, signal: Signal, seed: u64) -> D
     let before = cluster.part(left, 0).process.says(what);
     cluster.part(gone, 0).process.signal(signal);
     let took = cluster.part(left, 0).process.says_again(what, before, Instant::now()).await;
+    if gone == Role::Decode {
+        nobody_else_is_blamed(cluster).await;
+    }
     let decode = cluster.part(Role::Decode, 0).http;
     if gone == Role::Prefill {
         wait::until(MEMORY_WITHIN, "no staging memory", || async {
@@ -88,6 +93,18 @@ async fn lose(cluster: &mut Cluster, gone: Role, signal: Signal, seed: u64) -> D
     cluster.restart(gone, 0).await;
     cluster.idle(Duration::from_secs(5)).await;
     took
+}
+
+/// The prefill node that could not hand over is as good as before for others.
+async fn nobody_else_is_blamed(cluster: &Cluster) {
+    let client = cluster.clients().remove(0);
+    let began = Instant::now();
+    while began.elapsed() < BLAMED_WITHIN {
+        let status = client.status().await.expect("the router answers");
+        let prefill = status.nodes.iter().find(|node| node.role == "prefill").expect("it is known");
+        assert_eq!(prefill.state, "ready", "{prefill:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 async fn end_well(cluster: &mut Cluster) {

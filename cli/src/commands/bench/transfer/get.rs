@@ -41,7 +41,8 @@ pub async fn run(flags: &Flags) -> anyhow::Result<Value> {
         anyhow::Ok((took, spent, getter.version().to_owned()))
     };
     let (took, spent, version) = tokio::task::spawn_blocking(getting).await??;
-    Ok(report(flags, took, spent, json!({"version": version, "operation": "get"})))
+    let bytes = flags.total.div_ceil(flags.message) * flags.message;
+    Ok(report(flags, bytes, took, spent, json!({"version": version, "operation": "get"})))
 }
 
 async fn serve(flags: &Flags) -> anyhow::Result<()> {
