@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::frame::{Frame, FrameKey};
 use crate::message::{Body, Commit, Context, KvMessage};
 use crate::receiver::{Receiver, ReceiverAction};
+use crate::timing::own_silence_ms;
 use crate::transport::{STREAM_MESSAGES_MAX, TransportStream};
 
 /// Where verified KV goes: the node's engine.
@@ -200,7 +201,8 @@ impl<P: Placer> Session<'_, P> {
 
     /// Waits for one event and tells the machine. Cancel safe.
     async fn wait(&mut self) {
-        let due = self.clock.instant(self.receiver.next_tick_ms());
+        let due_ms = self.receiver.next_tick_ms();
+        let due = self.clock.instant(due_ms);
         let event = tokio::select! {
             Some(finished) = self.running.next() => Event::Finished(finished),
             incoming = self.stream.incoming.next(), if self.is_readable => {
@@ -217,7 +219,7 @@ impl<P: Placer> Session<'_, P> {
         };
         match event {
             Event::Incoming(incoming) => self.heard(incoming),
-            Event::Due => self.tick(),
+            Event::Due => self.tick(due_ms),
             Event::Finished(Finished::Placed(key, result)) => {
                 self.receiver.placed(key, result, self.clock.now_ms());
             }
@@ -238,8 +240,9 @@ impl<P: Placer> Session<'_, P> {
         }
     }
 
-    /// Listens before it judges a silence: this task itself may have waited for a processor.
-    fn tick(&mut self) {
+    /// Listens before it judges a silence, and judges it by the time in which this task itself had
+    /// a processor.
+    fn tick(&mut self, due_ms: u64) {
         for _ in 0..STREAM_MESSAGES_MAX {
             if !self.is_readable {
                 break;
@@ -247,6 +250,8 @@ impl<P: Placer> Session<'_, P> {
             let Some(incoming) = self.stream.incoming.next().now_or_never() else { break };
             self.heard(incoming);
         }
-        self.receiver.tick(self.clock.now_ms());
+        let now_ms = self.clock.now_ms();
+        self.receiver.excuse(own_silence_ms(due_ms, now_ms), now_ms);
+        self.receiver.tick(now_ms);
     }
 }

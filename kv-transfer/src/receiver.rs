@@ -276,6 +276,11 @@ impl Receiver {
         });
     }
 
+    /// So much of the peer's silence was this end's own: it did not run.
+    pub(crate) fn excuse(&mut self, own_ms: u64, now_ms: u64) {
+        self.link.last_heard_ms = now_ms.min(self.link.last_heard_ms + own_ms);
+    }
+
     /// Time has passed: expiry, silence, deadline, gaps.
     pub fn tick(&mut self, now_ms: u64) {
         self.step(|state, link| state.tick(now_ms, link));

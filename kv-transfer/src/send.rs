@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Clock;
 use crate::message::{CommitInfo, KvMessage};
 use crate::sender::{Sender, SenderAction, SenderReport};
+use crate::timing::own_silence_ms;
 use crate::transport::{STREAM_MESSAGES_MAX, TransportStream};
 use crate::{KvSpan, TransferError};
 
@@ -84,7 +85,8 @@ impl Session {
 
     /// Waits for one event and tells the machine.
     async fn wait(&mut self) {
-        let due = self.clock.instant(self.sender.next_tick_ms());
+        let due_ms = self.sender.next_tick_ms();
+        let due = self.clock.instant(due_ms);
         let event = tokio::select! {
             permit = self.stream.outgoing.reserve(), if self.is_open && !self.outbox.is_empty() => {
                 match (permit, self.outbox.pop_front()) {
@@ -111,7 +113,7 @@ impl Session {
             Event::Outgoing(None) | Event::Cancelled => {
                 self.sender.abort(TransferError::Cancelled, now_ms);
             }
-            Event::Due => self.tick(),
+            Event::Due => self.tick(due_ms),
         }
     }
 
@@ -124,8 +126,9 @@ impl Session {
         }
     }
 
-    /// Listens before it judges a silence: this task itself may have waited for a processor.
-    fn tick(&mut self) {
+    /// Listens before it judges a silence, and judges it by the time in which this task itself had
+    /// a processor.
+    fn tick(&mut self, due_ms: u64) {
         for _ in 0..STREAM_MESSAGES_MAX {
             if self.sender.is_over() {
                 break;
@@ -133,6 +136,8 @@ impl Session {
             let Some(incoming) = self.stream.incoming.next().now_or_never() else { break };
             self.heard(incoming);
         }
-        self.sender.tick(self.clock.now_ms());
+        let now_ms = self.clock.now_ms();
+        self.sender.excuse(own_silence_ms(due_ms, now_ms), now_ms);
+        self.sender.tick(now_ms);
     }
 }

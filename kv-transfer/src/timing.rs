@@ -1,5 +1,19 @@
 //! How long the protocol waits for what. All clocks are the local monotonic one, in ms.
 
+/// A driver that is woken so much later than it asked for has not had a processor.
+const LATE_MS: u64 = 5;
+/// What it is given besides, to hear what has come meanwhile.
+const TO_HEAR_MS: u64 = 100;
+
+/// How much of its peer's silence a driver has to answer for itself, where it asked to be woken at
+/// `due_ms`. Whoever brings it the peer's messages had to wait as well.
+pub(crate) fn own_silence_ms(due_ms: u64, now_ms: u64) -> u64 {
+    match now_ms.saturating_sub(due_ms) {
+        0..=LATE_MS => 0,
+        late_ms => late_ms + TO_HEAR_MS,
+    }
+}
+
 /// Intervals and limits of a transfer; both ends should use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {

@@ -355,6 +355,40 @@ async fn a_receiver_that_says_nothing_is_given_up() {
     drop(silent);
 }
 
+/// Both ends, and whoever carries their messages, have no processor for longer than a peer may be
+/// silent: none takes the other for dead.
+async fn nobody_runs_for_a_while(mut net: Net) {
+    let clock = Clock::start();
+    let (mut receiver, grant) = granted(clock);
+    let stream = net.transport.connect(&net.address).await.unwrap();
+    let (spans, queued) = mpsc::channel(4);
+    let cancel = CancellationToken::new();
+    let sending = tokio::spawn(send::drive(opened(grant, clock), stream, queued, clock, cancel));
+    let feeding = tokio::spawn(async move {
+        for token_first in (0..TOKENS).step_by(CHUNK_TOKENS as usize) {
+            // Before the first, and amid the frames.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            std::thread::sleep(Duration::from_millis(1_500));
+            for layer in 0..LAYOUT.layers {
+                spans.send(Outgoing::Span(span(layer, token_first))).await.unwrap();
+            }
+        }
+        spans.send(Outgoing::Finish(Box::new(commit_info()))).await.unwrap();
+    });
+    let memory = Memory::default();
+    let outcome = take(&mut net.incoming, &mut receiver, &memory, clock, pending()).await;
+    assert_eq!(outcome, ReceiverOutcome::Committed);
+    feeding.await.unwrap();
+    sending.await.unwrap().unwrap();
+    check(&memory);
+}
+
+#[tokio::test]
+async fn who_had_no_processor_takes_nobody_for_dead() {
+    nobody_runs_for_a_while(memory()).await;
+    nobody_runs_for_a_while(grpc().await).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grpc_peer_that_comes_back_is_connected_anew() {
     // Only the end of its runtime ends a server's connections, as the end of its process does.
