@@ -135,11 +135,14 @@ pub async fn serve(
 
 async fn take_all(mut incoming: Incoming, mut spare: Vec<Vec<u8>>) {
     let (give_back, mut given_back) = mpsc::unbounded_channel();
+    let are_needed = !spare.is_empty();
     while let Some(stream) = incoming.recv().await {
-        while let Ok(arena) = given_back.try_recv() {
-            spare.push(arena);
-        }
-        let arena = spare.pop().unwrap_or_default();
+        let arena = match spare.pop() {
+            Some(arena) => arena,
+            // A stream's next prompt may come before the last one's has been given back.
+            None if are_needed => given_back.recv().await.unwrap_or_default(),
+            None => Vec::new(),
+        };
         let give_back = give_back.clone();
         tokio::spawn(async move {
             let mut destination = Destination { arena, at: 0 };

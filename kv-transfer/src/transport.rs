@@ -101,4 +101,8 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// # Errors
     /// `Connect` where the peer cannot be reached.
     async fn connect(&self, peer: &str) -> Result<TransportStream, TransferError>;
+
+    /// The peer was not heard, and the kept connection to it may be dead without anybody having
+    /// been told: streams that are open keep it, the next one makes another.
+    fn disconnect(&self, _peer: &str) {}
 }

@@ -134,8 +134,11 @@ impl Outbound {
         let transfer = async move {
             let stream = transport.connect(&peer).await?;
             let carried = stream.carried.clone();
-            let report = send::drive(sender, stream, spans, clock, cancel).await?;
-            Ok(Sent { report, carried })
+            let driven = send::drive(sender, stream, spans, clock, cancel).await;
+            if let Err(TransferError::PeerSilent { .. }) = &driven {
+                transport.disconnect(&peer);
+            }
+            Ok(Sent { report: driven?, carried })
         };
         // Dropped with this future.
         let task = AbortOnDropHandle::new(self.runtime.spawn(transfer.instrument(span)));

@@ -122,7 +122,10 @@ impl GrpcTransport {
         let answer = match tokio::time::timeout(CONNECT_TIMEOUT, call).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Err(unreachable(peer, &Status::from_error(error.into()))),
-            Err(late) => return Err(unreachable(peer, &late)),
+            Err(late) => {
+                self.disconnect(peer);
+                return Err(unreachable(peer, &late));
+            }
         };
         if let Some(status) = Status::from_header_map(answer.headers()) {
             return Err(unreachable(peer, &status));
@@ -150,6 +153,10 @@ impl Transport for GrpcTransport {
         let incoming = self.open(peer, None, chunks.boxed()).await?;
         let pace = self.pace(peer)?;
         Ok(TransportStream { outgoing, incoming, features: 0, carried, pace })
+    }
+
+    fn disconnect(&self, peer: &str) {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).remove(peer);
     }
 }
 

@@ -170,9 +170,11 @@ impl UcxTransport {
             ucx_version: self.ucx.version().unwrap_or_default(),
         };
         let mut client = self.grpc.staging(peer).map_err(|error| broken(error.to_string()))?;
-        let answer = tokio::time::timeout(ATTACH_WITHIN, client.attach(request))
-            .await
-            .map_err(|_| broken(format!("no answer within {} ms", ATTACH_WITHIN.as_millis())))?;
+        let answer =
+            tokio::time::timeout(ATTACH_WITHIN, client.attach(request)).await.map_err(|_| {
+                self.grpc.disconnect(peer);
+                broken(format!("no answer within {} ms", ATTACH_WITHIN.as_millis()))
+            })?;
         let answer = match answer {
             Ok(answer) => answer.into_inner(),
             Err(status) => {
@@ -270,6 +272,10 @@ impl Transport for UcxTransport {
         });
         let (incoming, pace) = (listens.boxed(), self.grpc.pace(peer)?);
         Ok(TransportStream { outgoing, incoming, features: FEATURE_UCX, carried, pace })
+    }
+
+    fn disconnect(&self, peer: &str) {
+        self.grpc.disconnect(peer);
     }
 }
 
