@@ -16,7 +16,6 @@ use crate::clock::Clock;
 use crate::frame::{Frame, FrameKey};
 use crate::message::{Body, Commit, Context, KvMessage};
 use crate::receiver::{Receiver, ReceiverAction};
-use crate::timing::own_silence_ms;
 use crate::transport::{STREAM_MESSAGES_MAX, TransportStream};
 
 /// Where verified KV goes: the node's engine.
@@ -251,7 +250,7 @@ impl<P: Placer> Session<'_, P> {
             self.heard(incoming);
         }
         let now_ms = self.clock.now_ms();
-        self.receiver.excuse(own_silence_ms(due_ms, now_ms), now_ms);
+        self.receiver.woken(due_ms, now_ms);
         self.receiver.tick(now_ms);
     }
 }

@@ -18,7 +18,7 @@ use crate::message::{
     Body, CHECKSUM_CRC32C, Commit, Context, HeartbeatAck, KvMessage, Open, OpenAccepted,
     VERSION_MAX, VERSION_MIN,
 };
-use crate::timing::Timing;
+use crate::timing::{Heard, Timing};
 
 mod arrived;
 mod states;
@@ -100,7 +100,7 @@ struct Link {
     minter: Arc<GrantMinter>,
     grant: Grant,
     deadline_ms: u64,
-    last_heard_ms: u64,
+    heard: Heard,
     actions: VecDeque<ReceiverAction>,
     counters: FrameCounters,
     /// Frames handed to the caller and not yet placed.
@@ -134,7 +134,7 @@ impl Receiver {
             minter,
             grant,
             deadline_ms,
-            last_heard_ms: now_ms,
+            heard: Heard::now(now_ms),
             actions: VecDeque::new(),
             counters: FrameCounters::default(),
             placing: BTreeSet::new(),
@@ -209,7 +209,7 @@ impl Receiver {
         if context != self.link.context() {
             return self.refuse_stranger(context, &body);
         }
-        self.link.last_heard_ms = now_ms;
+        self.link.heard = Heard::now(now_ms);
         match body {
             Body::Open(open) => self.step(|state, link| state.open(&open, now_ms, link)),
             Body::Frame(frame) => self.step(|state, link| state.frame(frame, now_ms, link)),
@@ -276,9 +276,9 @@ impl Receiver {
         });
     }
 
-    /// So much of the peer's silence was this end's own: it did not run.
-    pub(crate) fn excuse(&mut self, own_ms: u64, now_ms: u64) {
-        self.link.last_heard_ms = now_ms.min(self.link.last_heard_ms + own_ms);
+    /// The driver asked to be woken at `due_ms`: what it is late was no silence of the peer's.
+    pub(crate) fn woken(&mut self, due_ms: u64, now_ms: u64) {
+        self.link.heard.woken(due_ms, now_ms, self.link.config.timing.peer_silent_ms);
     }
 
     /// Time has passed: expiry, silence, deadline, gaps.
@@ -393,14 +393,14 @@ impl Link {
     }
 
     fn silent_from_ms(&self) -> u64 {
-        self.last_heard_ms + self.config.timing.peer_silent_ms
+        self.heard.at_ms + self.config.timing.peer_silent_ms
     }
 
     fn overdue(&self, now_ms: u64) -> Option<TransferError> {
         if now_ms >= self.deadline_ms {
             return Some(TransferError::DeadlinePassed);
         }
-        let silent_ms = now_ms.saturating_sub(self.last_heard_ms);
+        let silent_ms = now_ms.saturating_sub(self.heard.at_ms);
         (now_ms >= self.silent_from_ms()).then_some(TransferError::PeerSilent { silent_ms })
     }
 }

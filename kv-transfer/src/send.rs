@@ -10,7 +10,6 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Clock;
 use crate::message::{CommitInfo, KvMessage};
 use crate::sender::{Sender, SenderAction, SenderReport};
-use crate::timing::own_silence_ms;
 use crate::transport::{STREAM_MESSAGES_MAX, TransportStream};
 use crate::{KvSpan, TransferError};
 
@@ -137,7 +136,7 @@ impl Session {
             self.heard(incoming);
         }
         let now_ms = self.clock.now_ms();
-        self.sender.excuse(own_silence_ms(due_ms, now_ms), now_ms);
+        self.sender.woken(due_ms, now_ms);
         self.sender.tick(now_ms);
     }
 }

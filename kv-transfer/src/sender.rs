@@ -20,7 +20,7 @@ use crate::message::{
 };
 use crate::pace::LinkPace;
 use crate::split::{KvSpan, split_span};
-use crate::timing::Timing;
+use crate::timing::{Heard, Timing};
 
 mod flow;
 #[cfg(test)]
@@ -100,7 +100,7 @@ struct Link {
     deadline_ms: u64,
     actions: VecDeque<SenderAction>,
     report: SenderReport,
-    last_heard_ms: u64,
+    heard: Heard,
     next_heartbeat_ms: u64,
     heartbeat_sequence: u32,
     flow: Flow,
@@ -154,7 +154,7 @@ impl Sender {
             deadline_ms,
             actions: VecDeque::new(),
             report: SenderReport::default(),
-            last_heard_ms: now_ms,
+            heard: Heard::now(now_ms),
             heartbeat_sequence: 0,
             flow: Flow::default(),
             pace: Arc::default(),
@@ -171,7 +171,7 @@ impl Sender {
     /// There is a stream, which offers `features` besides: before `Open` is taken from the
     /// actions. From now on the receiver may be silent.
     pub(crate) fn connected(&mut self, features: u32, now_ms: u64) {
-        self.link.last_heard_ms = now_ms;
+        self.link.heard = Heard::now(now_ms);
         if let Some(SenderAction::Send(KvMessage { body: Body::Open(open), .. })) =
             self.link.actions.front_mut()
         {
@@ -235,7 +235,7 @@ impl Sender {
             self.link.report.foreign_messages += 1;
             return;
         }
-        self.link.last_heard_ms = now_ms;
+        self.link.heard = Heard::now(now_ms);
         match message.body {
             Body::OpenAccepted(accepted) => self.step(|state, link| match state {
                 State::Opening(opening) => opening.accepted(&accepted, link),
@@ -276,9 +276,9 @@ impl Sender {
         });
     }
 
-    /// So much of the peer's silence was this end's own: it did not run.
-    pub(crate) fn excuse(&mut self, own_ms: u64, now_ms: u64) {
-        self.link.last_heard_ms = now_ms.min(self.link.last_heard_ms + own_ms);
+    /// The driver asked to be woken at `due_ms`: what it is late was no silence of the peer's.
+    pub(crate) fn woken(&mut self, due_ms: u64, now_ms: u64) {
+        self.link.heard.woken(due_ms, now_ms, self.link.config.timing.peer_silent_ms);
     }
 
     /// Time has passed: heartbeats, silence, deadline.
@@ -434,7 +434,7 @@ impl Link {
     }
 
     fn overdue(&self, now_ms: u64) -> Option<TransferError> {
-        let silent_ms = now_ms.saturating_sub(self.last_heard_ms);
+        let silent_ms = now_ms.saturating_sub(self.heard.at_ms);
         if now_ms >= self.deadline_ms {
             return Some(TransferError::DeadlinePassed);
         }
@@ -453,7 +453,7 @@ impl Link {
     }
 
     fn next_tick_ms(&self) -> u64 {
-        let silent_ms = self.last_heard_ms + self.config.timing.peer_silent_ms;
+        let silent_ms = self.heard.at_ms + self.config.timing.peer_silent_ms;
         self.deadline_ms.min(silent_ms).min(self.next_heartbeat_ms)
     }
 

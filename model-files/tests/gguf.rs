@@ -301,6 +301,26 @@ fn bos_before_prompts_as_llama_cpp_has_it() {
     }
 }
 
+/// As in published files of Phi-3 and Gemma 3; where a key names one that ends a turn, it counts.
+#[test]
+fn turns_end_though_no_key_says_at_which_token() {
+    let eos_ids = |texts: &[(usize, &str)], eot: Option<u32>| {
+        let model = opened(|file| {
+            let mut tokens: Vec<String> = (0..100).map(|id| format!("t{id}")).collect();
+            texts.iter().for_each(|(id, text)| tokens[*id] = (*text).into());
+            file.set("tokenizer.ggml.tokens", Meta::Strings(tokens));
+            if let Some(eot) = eot {
+                file.set("tokenizer.ggml.eot_token_id", Meta::U32(eot));
+            }
+        });
+        model.artifacts().eos_ids.clone()
+    };
+    assert_eq!(eos_ids(&[(2, "<eos>"), (7, "<end_of_turn>")], None), [2, 7]);
+    assert_eq!(eos_ids(&[(2, "<|endoftext|>"), (9, "<|end|>")], None), [2, 9]);
+    assert_eq!(eos_ids(&[(2, "<|im_end|>"), (9, "<|end|>")], None), [2]);
+    assert_eq!(eos_ids(&[(7, "<|eot_id|>"), (9, "<|end|>")], Some(7)), [2, 7]);
+}
+
 #[test]
 fn every_family_opens() {
     for family in FAMILIES {

@@ -42,6 +42,10 @@ impl Tokenizer {
             ChatTemplate::new(source, artifacts.bos_id.and_then(name), eos.and_then(name))
         });
         let prompt_bos = artifacts.bos_id.filter(|_| artifacts.add_bos);
+        if let Some(id) = prompt_bos.filter(|id| *id as usize >= pieces.len()) {
+            let problem = format!("BOS is token {id}, of {} tokens", pieces.len());
+            return Err(TokenizerError::BadVocabulary { problem });
+        }
         let pieces = Arc::new(pieces);
         Ok(Self { plain, plain_inner, control, pieces, prompt_bos, chat_template })
     }

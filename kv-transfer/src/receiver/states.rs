@@ -6,6 +6,7 @@ use super::{Arrived, Link, ReceiverAction};
 use crate::TransferError;
 use crate::frame::{Frame, FrameKey};
 use crate::message::{Body, Commit, Open};
+use crate::timing::Heard;
 
 #[derive(Debug)]
 pub(super) enum State {
@@ -183,7 +184,7 @@ impl State {
                 (None, open) => open,
             },
             State::Committed(_) if now_ms >= link.silent_from_ms() => {
-                link.last_heard_ms = now_ms;
+                link.heard = Heard::now(now_ms);
                 link.actions.push_back(ReceiverAction::Close);
                 self
             }
@@ -232,7 +233,7 @@ impl Activating {
         match result {
             Ok(()) => {
                 link.send(Body::Committed);
-                link.last_heard_ms = now_ms;
+                link.heard = Heard::now(now_ms);
                 State::Committed(Committed)
             }
             Err(error) => Aborting::begin(TransferError::Place(error), now_ms, link),

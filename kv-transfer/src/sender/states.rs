@@ -53,7 +53,7 @@ impl Opening {
         }
         // Over UCX frames and heartbeats go different ways.
         let is_probed = accepted.features & FEATURE_UCX == 0;
-        link.flow.begin(accepted.granted_bytes, link.last_heard_ms, is_probed);
+        link.flow.begin(accepted.granted_bytes, link.heard.at_ms, is_probed);
         Sending { commit: self.commit }.advance(link)
     }
 }

@@ -79,16 +79,7 @@ impl GrpcTransport {
         if let Some(peer) = peers.get(peer) {
             return Ok(peer.clone());
         }
-        let endpoint =
-            Endpoint::from_shared(peer.to_owned()).map_err(|error| unreachable(peer, &error))?;
-        let channel = endpoint
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .http2_keep_alive_interval(KEEPALIVE)
-            .keep_alive_timeout(KEEPALIVE)
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .connect_lazy();
+        let channel = dial(peer)?;
         if peers.len() >= PEERS_MAX {
             peers.clear();
         }
@@ -156,8 +147,26 @@ impl Transport for GrpcTransport {
     }
 
     fn disconnect(&self, peer: &str) {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner).remove(peer);
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        // The pace is the link's, and UCX may still use it.
+        if let (Some(kept), Ok(channel)) = (peers.get_mut(peer), dial(peer)) {
+            kept.channel = channel;
+        }
     }
+}
+
+/// A connection that is made when it is first used.
+fn dial(peer: &str) -> Result<Channel, TransferError> {
+    let endpoint =
+        Endpoint::from_shared(peer.to_owned()).map_err(|error| unreachable(peer, &error))?;
+    Ok(endpoint
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .connect_lazy())
 }
 
 /// The server's side: hands each stream to whoever has the [`Incoming`].

@@ -7,7 +7,10 @@ use crate::ModelFileError;
 
 pub(super) const BOS_KEY: &str = "tokenizer.ggml.bos_token_id";
 /// Keys of tokens that end an answer.
-const EOS_KEYS: [&str; 2] = ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"];
+const EOS_KEYS: [&str; 3] =
+    ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
+/// Tokens that end a turn in a chat. Published files of Phi-3 and Gemma 3 name them by no key.
+const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"];
 /// Pre-tokenizers of byte-level vocabularies before whose text llama.cpp puts BOS unless it is told
 /// not to.
 const BOS_PRE: [&str; 6] = ["llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken"];
@@ -70,7 +73,8 @@ fn adds_bos(gguf: &Gguf<'_>, vocab: &GgufVocab) -> Result<bool, ModelFileError> 
     Ok(gguf.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(by_default))
 }
 
-/// Every token that ends an answer, each once.
+/// Every token that ends an answer, each once; those that end a turn by their text, as llama.cpp
+/// does it, where no key names one of them.
 pub(super) fn eos_ids(gguf: &Gguf<'_>, vocab: usize) -> Result<Vec<TokenId>, ModelFileError> {
     let mut ids = Vec::new();
     for key in EOS_KEYS {
@@ -79,6 +83,11 @@ pub(super) fn eos_ids(gguf: &Gguf<'_>, vocab: usize) -> Result<Vec<TokenId>, Mod
         {
             ids.push(id);
         }
+    }
+    let tokens = gguf.strings("tokenizer.ggml.tokens")?.unwrap_or_default();
+    let ends_turn = |id: &TokenId| tokens.get(*id as usize).is_some_and(|t| TURN_ENDS.contains(t));
+    if !ids.iter().any(ends_turn) {
+        ids.extend((0..tokens.len().min(vocab) as TokenId).filter(ends_turn));
     }
     Ok(ids)
 }
