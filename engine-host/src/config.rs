@@ -6,13 +6,12 @@ use std::path::PathBuf;
 use baton_engine::cpu::THREADS_MAX;
 use baton_engine::load::{WeightsCache, WeightsMemory};
 use baton_kv_transfer::timing::Timing;
+use baton_kv_transfer::transport::ucx::SPIN_MAX_US;
 use baton_types::{KvDtype, NodeId};
 use serde::{Deserialize, Serialize};
 
 use crate::KvTransport;
 
-/// Most of `ucx_spin_us`: a second.
-const SPIN_MAX_US: u64 = 1_000_000;
 /// Most that one step may have.
 const SEQUENCES_MAX: usize = 1 << 16;
 const STEP_TOKENS_MAX: usize = 1 << 20;

@@ -49,8 +49,8 @@ const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 const KEEPALIVE: Duration = Duration::from_secs(5);
 /// A peer that does not answer within it counts as gone, as one that is silent does.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Peers whose connection is kept; more are connected anew.
-const PEERS_MAX: usize = 1024;
+/// Peers that a transport keeps something of; more are connected anew.
+pub(super) const PEERS_MAX: usize = 1024;
 const BACKLOG_MAX: usize = 256;
 /// Names the sender's region for other ways than gRPC; in the call's metadata.
 const TOKEN_KEY: &str = "baton-kv-link";

@@ -40,6 +40,9 @@ use progress::{Commands, Progress};
 pub(super) use listener::Attaching;
 pub use sender::{Fallback, UcxTransport};
 
+/// Most of [`UcxConfig::spin`], in microseconds: a second.
+pub const SPIN_MAX_US: u64 = 1_000_000;
+
 /// How UCX is used on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UcxConfig {

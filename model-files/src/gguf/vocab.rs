@@ -5,6 +5,7 @@ use baton_types::{GgufVocab, ModelArtifacts, ModelSpec, TokenId, TokenizerSource
 use super::header::Gguf;
 use crate::ModelFileError;
 
+const TOKENS_KEY: &str = "tokenizer.ggml.tokens";
 pub(super) const BOS_KEY: &str = "tokenizer.ggml.bos_token_id";
 /// Keys of tokens that end an answer.
 const EOS_KEYS: [&str; 3] =
@@ -26,10 +27,9 @@ pub(crate) fn artifacts(
     let owned = |strings: Vec<&str>| strings.into_iter().map(str::to_owned).collect::<Vec<_>>();
     let merges_key = "tokenizer.ggml.merges";
     let model_key = "tokenizer.ggml.model";
-    let tokens_key = "tokenizer.ggml.tokens";
     let model = gguf.text(model_key)?.ok_or_else(|| gguf.missing(model_key))?;
-    let tokens = gguf.strings(tokens_key)?.ok_or_else(|| gguf.missing(tokens_key))?;
-    check_len(gguf, tokens_key, tokens.len(), spec.vocab)?;
+    let tokens = gguf.strings(TOKENS_KEY)?.ok_or_else(|| gguf.missing(TOKENS_KEY))?;
+    check_len(gguf, TOKENS_KEY, tokens.len(), spec.vocab)?;
     let merges = gguf.strings(merges_key)?;
     if model == "gpt2" && merges.is_none() {
         return Err(gguf.missing(merges_key));
@@ -84,7 +84,7 @@ pub(super) fn eos_ids(gguf: &Gguf<'_>, vocab: usize) -> Result<Vec<TokenId>, Mod
             ids.push(id);
         }
     }
-    let tokens = gguf.strings("tokenizer.ggml.tokens")?.unwrap_or_default();
+    let tokens = gguf.strings(TOKENS_KEY)?.unwrap_or_default();
     let ends_turn = |id: &TokenId| tokens.get(*id as usize).is_some_and(|t| TURN_ENDS.contains(t));
     if !ids.iter().any(ends_turn) {
         ids.extend((0..tokens.len().min(vocab) as TokenId).filter(ends_turn));

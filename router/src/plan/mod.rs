@@ -83,7 +83,7 @@ impl Reason {
 /// `Unavailable` where no decode node of that model can be asked now; `ResourceExhausted` where
 /// those that could are kept for requests that have waited longer.
 pub fn plan(request: &PlanRequest, nodes: &[NodeView]) -> Result<Plan, Error> {
-    let decode = pick(request, false, nodes, Role::Decode, &[&DecodeLoad, &PrefixMiss])
+    let decode = pick(request, false, nodes.iter(), Role::Decode, &[&DecodeLoad, &PrefixMiss])
         .ok_or_else(|| no_decode_node(request, nodes))?;
     let cached = if request.ignores_cache { 0 } else { decode.cached_tokens };
     let rest = request.prompt_tokens.saturating_sub(cached);
@@ -111,9 +111,10 @@ pub fn another_prefill(
     decode: &NodeView,
     nodes: &[NodeView],
 ) -> Option<NodeView> {
-    let nodes: Vec<NodeView> =
-        nodes.iter().filter(|view| view.node.may_hand_over(decode)).cloned().collect();
-    let pick = |convert| pick(request, convert, &nodes, Role::Prefill, &[&PrefillTime]);
+    let pick = |convert| {
+        let reach_it = nodes.iter().filter(|view| view.node.may_hand_over(decode));
+        pick(request, convert, reach_it, Role::Prefill, &[&PrefillTime])
+    };
     pick(false).or_else(|| if request.kv_conversion { pick(true) } else { None })
 }
 
@@ -140,10 +141,10 @@ pub fn numerics(fingerprint: ModelFingerprint, nodes: &[NodeView]) -> Option<Num
 
 /// The cheapest node of that role; with `convert`, nodes that differ in the precision of KV fit
 /// too.
-fn pick(
+fn pick<'a>(
     request: &PlanRequest,
     convert: bool,
-    nodes: &[NodeView],
+    nodes: impl Iterator<Item = &'a NodeView>,
     role: Role,
     scorers: &[&dyn Scorer],
 ) -> Option<NodeView> {
@@ -157,7 +158,6 @@ fn pick(
         })
     };
     nodes
-        .iter()
         .filter(|view| view.role == role && fits(request, view, convert))
         .min_by(|a, b| cost(a).total_cmp(&cost(b)).then(order(a).cmp(&order(b))))
         .cloned()

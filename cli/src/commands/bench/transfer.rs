@@ -10,7 +10,9 @@ use baton_kv_transfer::frame::WireLayout;
 use baton_kv_transfer::memory::FrameMemory;
 use baton_kv_transfer::transport::Transport;
 use baton_kv_transfer::transport::grpc::GrpcTransport;
-use baton_kv_transfer::transport::ucx::{Fallback, Ucx, UcxConfig, UcxState, UcxTransport};
+use baton_kv_transfer::transport::ucx::{
+    Fallback, SPIN_MAX_US, Ucx, UcxConfig, UcxState, UcxTransport,
+};
 use baton_runtime::logs;
 use baton_runtime::own_runtime::OwnRuntime;
 use baton_types::{Incarnation, KvDtype, NodeId};
@@ -66,7 +68,7 @@ pub struct Flags {
     ucx_tls: Option<String>,
     /// How long UCX's thread polls after its last event before it sleeps.
     #[arg(long, value_name = "MICROS", default_value_t = 20)]
-    #[arg(value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=SPIN_MAX_US))]
     ucx_spin_us: u64,
     /// Print one JSON object.
     #[arg(long)]

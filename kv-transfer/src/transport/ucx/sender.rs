@@ -17,7 +17,7 @@ use tonic::Code;
 use super::{Attached, Command, LinkState, Ucx, sealed};
 use crate::TransferError;
 use crate::message::{Body, FEATURE_UCX, KvMessage};
-use crate::transport::grpc::GrpcTransport;
+use crate::transport::grpc::{GrpcTransport, PEERS_MAX};
 use crate::transport::{Carried, STREAM_MESSAGES_MAX, Transport, TransportStream};
 
 /// After two links in a row that never worked, a peer is offered another after so long; until then
@@ -27,8 +27,6 @@ const AFTER_FAILURE: Duration = Duration::from_secs(10);
 const AFTER_REFUSAL: Duration = Duration::from_secs(60);
 /// A peer that does not answer costs so long, and then the stream over gRPC that is tried.
 const ATTACH_WITHIN: Duration = Duration::from_millis(1_500);
-/// Peers that are kept; beyond it those that nobody speaks to are let go.
-const PEERS_MAX: usize = 1024;
 const UNAVAILABLE: &str = "unavailable";
 
 /// Whether frames may take gRPC where UCX cannot be had.
@@ -134,15 +132,15 @@ impl UcxTransport {
                 kept.is_told &= !link.1.has_worked();
                 return Ok(link);
             }
-            // The first may have died with a peer that has been started anew.
-            Some(Peer::Linked { state, is_second: false, .. })
+            Some(Peer::Linked { state, is_second: was_second, .. })
                 if !state.was_detached() && !state.has_worked() =>
             {
+                if *was_second {
+                    let text = "its last two links have never worked".to_owned();
+                    return Err(kept.has_none(peer, Why { label: "failed", text }, AFTER_FAILURE));
+                }
+                // It may have died with a peer that has been started anew.
                 is_second = true;
-            }
-            Some(Peer::Linked { state, .. }) if !state.was_detached() && !state.has_worked() => {
-                let text = "its last two links have never worked".to_owned();
-                return Err(kept.has_none(peer, Why { label: "failed", text }, AFTER_FAILURE));
             }
             Some(Peer::Without { until, why }) if *until > Instant::now() => {
                 return Err(why.clone());
