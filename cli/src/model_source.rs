@@ -33,7 +33,9 @@ pub async fn find(source: &str) -> anyhow::Result<PathBuf> {
 
 fn from_hub(reference: &str) -> anyhow::Result<PathBuf> {
     let mut parts = reference.splitn(3, '/');
-    let (Some(org), Some(name)) = (parts.next(), parts.next()) else {
+    let (Some(org), Some(name), true) =
+        (parts.next(), parts.next(), reference.split('/').all(is_name))
+    else {
         bail!("hf:{reference} is no reference; write hf:org/name or hf:org/name/file.gguf");
     };
     let (id, file) = (format!("{org}/{name}"), parts.next());
@@ -54,6 +56,12 @@ fn from_hub(reference: &str) -> anyhow::Result<PathBuf> {
         Some(file) => repo.get(file).with_context(unreachable),
         None => folder(&repo, &files).with_context(unreachable),
     }
+}
+
+/// Of an organisation, a repository, a folder or a file, as the hub has them.
+fn is_name(part: &str) -> bool {
+    let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    part.chars().any(|c| c.is_ascii_alphanumeric()) && part.chars().all(known)
 }
 
 fn best_gguf(files: &[String]) -> Option<&str> {
@@ -109,6 +117,9 @@ mod tests {
     async fn a_missing_path_says_what_to_give() {
         let error = find("no/such.gguf").await.unwrap_err().to_string();
         assert!(error.contains("no/such.gguf") && error.contains("hf:org/name"), "{error}");
-        assert!(find("hf:justaname").await.is_err());
+        for wrong in ["hf:justaname", "hf:../x", "hf:org/", "hf:org/name/../x", "hf:a b/c"] {
+            let error = find(wrong).await.unwrap_err().to_string();
+            assert!(error.contains(wrong) && error.contains("is no reference"), "{error}");
+        }
     }
 }

@@ -152,10 +152,17 @@ impl NodeConfig {
             let want = "bf16, int8 and int4 are";
             wrong.push(format!("kv_dtype: {} is not supported; {want}", self.kv_dtype));
         }
-        if self.grpc.ip().is_unspecified() && self.advertise.is_empty() && !self.etcd.is_empty() {
+        let unreachable = match self.advertise.parse::<SocketAddr>() {
+            Ok(given) => (given.ip().is_unspecified() || given.port() == 0).then_some(given),
+            Err(_) if self.advertise.is_empty() && !self.etcd.is_empty() => {
+                self.grpc.ip().is_unspecified().then_some(self.grpc)
+            }
+            Err(_) => None,
+        };
+        if let Some(nowhere) = unreachable {
             wrong.push(format!(
-                "advertise: {} is no address under which others reach this node; say which is",
-                self.grpc
+                "advertise: {nowhere} is no address under which others reach this node; say which \
+                 is"
             ));
         }
         if self.ucx_spin_us > SPIN_MAX_US {

@@ -34,6 +34,9 @@ pub(crate) use speed::SendSpeed;
 const FRAMES: usize = 64;
 const FRAME_BYTES: usize = (1 << 20) + 4096;
 
+/// The device of the loopback addresses, as UCX names it.
+const LOOPBACK: &str = "lo";
+
 /// How KV travels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -73,13 +76,14 @@ impl KvLane {
         let choice = config.kv_transport;
         let memory = FrameMemory::new(FRAMES, FRAME_BYTES).map_err(ServerError::KvLane)?;
         let some = |text: &String| (!text.is_empty()).then(|| text.clone());
+        let inherited = std::env::var_os("UCX_NET_DEVICES");
         let ucx = match choice {
             KvTransport::Grpc => None,
             KvTransport::Auto | KvTransport::Ucx => {
                 let wanted = UcxConfig {
                     library: some(&config.ucx_library),
                     tls: some(&config.ucx_tls),
-                    devices: some(&config.ucx_devices),
+                    devices: ucx_devices(config, inherited.is_some()),
                     spin: std::time::Duration::from_micros(config.ucx_spin_us),
                 };
                 Some(Ucx::start(wanted, &memory).map_err(ServerError::KvLane)?)
@@ -127,6 +131,16 @@ impl KvLane {
             Some(ucx) => metrics.register(Box::new(UcxMetrics::new(ucx.clone())?)),
             None => Ok(()),
         }
+    }
+}
+
+/// UCX listens on every device that it is given, so a node that only its own machine may reach
+/// gives it the loopback alone. `None`: as UCX finds them, or as its own variable says.
+fn ucx_devices(config: &NodeConfig, inherited: bool) -> Option<String> {
+    match config.ucx_devices.as_str() {
+        "" if config.grpc.ip().is_loopback() && !inherited => Some(LOOPBACK.to_owned()),
+        "" => None,
+        devices => Some(devices.to_owned()),
     }
 }
 

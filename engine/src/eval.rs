@@ -36,6 +36,17 @@ pub enum EvalError {
     Backend(#[from] BackendError),
 }
 
+/// Whether chunks of `asked` tokens can be scored, where `most` fit.
+///
+/// # Errors
+/// Where they cannot.
+pub fn check_context(asked: usize, most: usize) -> Result<(), EvalError> {
+    match (4..=most).contains(&asked) && asked.is_multiple_of(2) {
+        true => Ok(()),
+        false => Err(EvalError::Context { asked, most }),
+    }
+}
+
 /// Scores `tokens` as llama.cpp's `llama-perplexity` does: the text is cut into chunks of
 /// `context` tokens, each computed alone, and the predictions of its second half are scored. If
 /// `bos` is given, it takes the place of each chunk's first token. With `streaming` a chunk may be
@@ -59,9 +70,7 @@ pub fn perplexity(
         }
     }
     let most = context_most(spec.context_tokens, streaming).min(backend.kv_blocks() * block_tokens);
-    if !(4..=most).contains(&context) || !context.is_multiple_of(2) {
-        return Err(EvalError::Context { asked: context, most });
-    }
+    check_context(context, most)?;
     if tokens.len() < context {
         return Err(EvalError::TooShort { got: tokens.len(), want: context });
     }

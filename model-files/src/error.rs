@@ -5,7 +5,10 @@ use std::path::PathBuf;
 /// A model file that Baton cannot read or serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelFileError {
-    #[error("cannot open {path}: {source}; give a .gguf file or a folder with config.json")]
+    #[error(
+        "cannot open {path}: {source}; give a .gguf file, or a folder with config.json, \
+         tokenizer.json and *.safetensors"
+    )]
     Open { path: PathBuf, source: std::io::Error },
     #[error(
         "{path} is not a model: it is no GGUF file (magic {found:?}); give a .gguf file or a \

@@ -38,7 +38,8 @@ pub(crate) fn check_spec(
     ];
     for (field, value, most, multiple) in sizes {
         if value == 0 || value > most || value % multiple != 0 {
-            return fail(field, format!("{value} is no multiple of {multiple} in 1..={most}"));
+            let step = if multiple > 1 { format!(", a multiple of {multiple}") } else { "".into() };
+            return fail(field, format!("{value} is out of bounds: 1 to {most}{step}"));
         }
     }
     if !spec.heads.is_multiple_of(spec.kv_heads) {

@@ -30,6 +30,8 @@ pub enum RegistryError {
         #[source]
         source: Box<etcd_client::Error>,
     },
+    #[error("id: {id} is a node of this cluster already, at {address}; give this one another id")]
+    Taken { id: String, address: String },
     #[error("member {0} cannot be written as JSON: {1}")]
     Encode(String, serde_json::Error),
 }
@@ -37,11 +39,11 @@ pub enum RegistryError {
 /// Membership: a node registers itself, and everybody watches.
 #[async_trait::async_trait]
 pub trait Registry: Send + Sync {
-    /// Registers a member until the registration is dropped or left. Where the lease is lost
-    /// while the process lives, it registers again under a new incarnation.
+    /// Registers a member until the registration is dropped or left. Where the lease or the entry
+    /// is lost while the process lives, it registers again under a new incarnation.
     ///
     /// # Errors
-    /// Where the registry cannot be reached now.
+    /// Where the registry cannot be reached now, or another member has that name and stays.
     async fn register(&self, member: Member) -> Result<Registration, RegistryError>;
 
     /// The members as they are known, at once and after every change.

@@ -16,6 +16,8 @@ pub enum Role {
 }
 
 impl Role {
+    pub(crate) const ALL: [Role; 3] = [Role::Router, Role::Prefill, Role::Decode];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Role::Router => "router",

@@ -155,6 +155,65 @@ async fn a_lost_lease_brings_a_new_incarnation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_entry_that_is_removed_under_a_living_lease_is_written_again() {
+    let etcd = Etcd::start();
+    let registry = etcd.connect().await;
+    let mut view = registry.watch();
+    let registration = registry.register(member("a", 7)).await.unwrap();
+    until(&mut view, "a is seen", |v| has(v, "a")).await;
+    let mut client = etcd.client().await;
+    let key = "/baton/v1/members/decode/a";
+    let deleted = client.delete(key, None).await.unwrap();
+    assert_eq!(deleted.deleted(), 1);
+    until(&mut view, "a is back", |v| has(v, "a")).await;
+    assert_ne!(registration.incarnation().get(), Incarnation(7));
+    client.put(key, "not a member", None).await.unwrap();
+    let current = registration.incarnation().get();
+    until(&mut view, "a is back, as another", |v| {
+        v.members.get(&NodeId::new("a")).is_some_and(|a| a.incarnation != current)
+    })
+    .await;
+}
+
+/// A copied configuration file: both would serve, and only one be asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_belongs_to_one_node_at_a_time() {
+    let etcd = Etcd::start();
+    let (one, two) = (etcd.connect().await, etcd.connect().await);
+    let mut view = one.watch();
+    let first = one.register(member("a", 1)).await.unwrap();
+    let elsewhere =
+        |incarnation| Member { address: "127.0.0.1:2".into(), ..member("a", incarnation) };
+    let prefill = Member { role: Role::Prefill, ..elsewhere(2) };
+    let (decode, prefill) = tokio::join!(two.register(elsewhere(2)), two.register(prefill));
+    for refused in [decode.unwrap_err(), prefill.unwrap_err()] {
+        assert!(refused.to_string().starts_with("id: a is a node"), "{refused}");
+        assert!(refused.to_string().contains("127.0.0.1:1"), "{refused}");
+    }
+    // Who comes back to the same address after kill -9 does not wait for his old lease.
+    let started = std::time::Instant::now();
+    let second = two.register(member("a", 3)).await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    // The first, if it lives on, does not take the name back while the second has it.
+    let is = |v: &View, wanted: u64| {
+        v.members.get(&NodeId::new("a")).is_some_and(|a| a.incarnation == Incarnation(wanted))
+    };
+    until(&mut view, "the second stands", |v| is(v, 3)).await;
+    let ttl = etcd.config().lease_ttl;
+    let taken_back = tokio::time::timeout(2 * ttl, view.wait_for(|v| !is(v, 3))).await.is_ok();
+    assert!(!taken_back, "{:?}", view.borrow());
+    second.leave().await;
+    until(&mut view, "the first is back", |v| has(v, "a") && !is(v, 3)).await;
+    assert!(is(&view.borrow(), first.incarnation().get().0));
+    // A third waits for a name that is being freed.
+    let third = tokio::spawn(async move { two.register(elsewhere(4)).await });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    first.leave().await;
+    third.await.unwrap().unwrap();
+    until(&mut view, "the third stands", |v| is(v, 4)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_compacted_watch_lists_again() {
     let mut etcd = Etcd::start();
     let registry = etcd.connect().await;

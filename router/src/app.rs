@@ -201,11 +201,17 @@ fn static_member(node: &crate::config::StaticNode) -> Member {
 }
 
 fn own_member(config: &RouterConfig, address: String) -> Member {
-    let id = if config.id.is_empty() { format!("router-{address}") } else { config.id.clone() };
+    let incarnation = Incarnation(random::nonzero_u64());
+    let id = match config.id.as_str() {
+        // Routers of several machines may all have this address.
+        "" if config.grpc.ip().is_unspecified() => format!("router-{address}-{:x}", incarnation.0),
+        "" => format!("router-{address}"),
+        id => id.to_owned(),
+    };
     Member {
         id: NodeId::new(id),
         role: Role::Router,
-        incarnation: Incarnation(random::nonzero_u64()),
+        incarnation,
         address,
         model: String::new(),
         fingerprint: String::new(),

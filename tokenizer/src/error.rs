@@ -19,7 +19,12 @@ pub enum TokenizerError {
     UnsupportedJson { problem: String },
     #[error("the model has no chat template; send a prompt instead of messages")]
     NoChatTemplate,
-    /// The template does not parse, fails, or refuses the conversation by `raise_exception`.
+    /// The template does not parse: no conversation can be rendered.
+    #[error(
+        "the model's chat template cannot be used; send a prompt instead of messages: {problem}"
+    )]
+    UnusableTemplate { problem: String },
+    /// The template fails, or refuses the conversation by `raise_exception`.
     #[error("the model's chat template cannot render these messages: {problem}")]
     Template { problem: String },
     /// A bound on time or memory was reached.
@@ -44,7 +49,7 @@ impl From<TokenizerError> for Error {
             | TokenizerError::UnknownPreTokenizer { .. }
             | TokenizerError::BadVocabulary { .. }
             | TokenizerError::UnsupportedJson { .. } => Error::new(ErrorCode::Unsupported, message),
-            TokenizerError::NoChatTemplate => Error {
+            TokenizerError::NoChatTemplate | TokenizerError::UnusableTemplate { .. } => Error {
                 field: Some("messages".into()),
                 ..Error::new(ErrorCode::Unsupported, message)
             },

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use baton_engine::cpu::{CpuBackend, CpuConfig};
-use baton_engine::eval::perplexity;
+use baton_engine::eval::{check_context, perplexity};
 use baton_engine::load::WeightsCache;
 use baton_model_files::ModelFile;
 use baton_runtime::logs;
@@ -84,17 +84,17 @@ fn run_blocking(flags: &Flags, model: &Path) -> anyhow::Result<()> {
     let progress = LoadBar::new();
     let text = read_text(&flags.text)?;
     let file = ModelFile::open(model)?;
-    let tokenizer = Tokenizer::from_artifacts(file.artifacts())?;
+    let tokenizer = Tokenizer::from_artifacts(file.artifacts())
+        .with_context(|| format!("the tokenizer of {} cannot be used", model.display()))?;
     let tokens = tokenizer.encode(&text);
     let defaults = CpuConfig::default();
     let streaming = flags.streaming.attention();
-    // A longer context is refused, with what may be asked for.
-    let held = flags.context.min(context_most(file.spec().context_tokens, streaming));
+    check_context(flags.context, context_most(file.spec().context_tokens, streaming))?;
     let config = CpuConfig {
         kv_dtype: flags.kv_dtype,
         weights_cache: flags.weights_cache.clone(),
         threads: if flags.threads == 0 { defaults.threads } else { flags.threads },
-        kv_blocks: held.div_ceil(defaults.block_tokens) + 1,
+        kv_blocks: flags.context.div_ceil(defaults.block_tokens) + 1,
         ..defaults
     };
     let mut backend = CpuBackend::load(&file, config, &progress)?;

@@ -6,11 +6,13 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions};
+use baton_types::NodeId;
+use etcd_client::{Client, ConnectOptions, Error};
 use tokio::sync::watch as channel;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Member, Registration, Registry, RegistryError, View};
+use crate::{Member, Registration, Registry, RegistryError, Role, View};
 
 /// How to reach etcd, and how long a silent member stays.
 #[derive(Clone, Debug)]
@@ -32,11 +34,11 @@ impl EtcdConfig {
         format!("{}/members/", self.prefix)
     }
 
-    fn member_key(&self, member: &Member) -> String {
-        format!("{}{}/{}", self.members_prefix(), member.role.as_str(), member.id)
+    fn member_key(&self, role: Role, id: &NodeId) -> String {
+        format!("{}{}/{id}", self.members_prefix(), role.as_str())
     }
 
-    async fn connect(&self) -> Result<Client, etcd_client::Error> {
+    async fn connect(&self) -> Result<Client, Error> {
         let options = ConnectOptions::new()
             .with_connect_timeout(CALL_TIMEOUT)
             .with_timeout(CALL_TIMEOUT)
@@ -46,13 +48,21 @@ impl EtcdConfig {
         Client::connect(&self.endpoints, Some(options)).await
     }
 
-    fn error(&self, source: etcd_client::Error) -> RegistryError {
+    fn error(&self, source: Error) -> RegistryError {
         RegistryError::Etcd { endpoints: self.endpoints.join(","), source: Box::new(source) }
     }
 }
 
 /// One call to etcd at most.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Calls etcd, for [`CALL_TIMEOUT`] at most.
+async fn within<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    match timeout(CALL_TIMEOUT, call).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::IoError(std::io::ErrorKind::TimedOut.into())),
+    }
+}
 
 /// Before a failed call is tried again, jittered.
 const RETRY: Duration = Duration::from_millis(300);
@@ -105,7 +115,7 @@ impl Registry for EtcdRegistry {
         let registration = Registration::new(member.incarnation);
         let keeper =
             lease::LeaseKeeper::new(self.config.clone(), member, registration.incarnation.clone());
-        let held = keeper.register().await?;
+        let held = keeper.join().await?;
         registration.tasks.spawn(keeper.run(held, registration.leave.clone()));
         Ok(registration)
     }

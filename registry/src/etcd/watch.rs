@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use etcd_client::{Client, Error, EventType, GetOptions, KeyValue, WatchOptions, WatchStream};
 use tokio::sync::watch as channel;
-use tokio::time::timeout;
 
-use super::{CALL_TIMEOUT, EtcdConfig, pause};
+use super::{EtcdConfig, pause, within};
 use crate::{Member, View};
 
 /// How often a quiet watch is proved to be alive.
@@ -35,7 +34,7 @@ pub(super) async fn list(client: &mut Client, config: &EtcdConfig) -> Result<Lis
     Ok(Listing { members, revision })
 }
 
-fn parse(kv: &KeyValue) -> Option<(String, Member)> {
+pub(super) fn parse(kv: &KeyValue) -> Option<(String, Member)> {
     let key = String::from_utf8_lossy(kv.key()).into_owned();
     match serde_json::from_slice(kv.value()) {
         Ok(member) => Some((key, member)),
@@ -43,13 +42,6 @@ fn parse(kv: &KeyValue) -> Option<(String, Member)> {
             tracing::warn!(key, %error, "a member's entry cannot be read and is left out");
             None
         }
-    }
-}
-
-async fn within<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    match timeout(CALL_TIMEOUT, call).await {
-        Ok(result) => result,
-        Err(_) => Err(Error::IoError(std::io::ErrorKind::TimedOut.into())),
     }
 }
 

@@ -87,7 +87,7 @@ impl Link {
                     self.node.hear(status);
                     self.tell();
                     if self.node.is_departed() && !self.node.is_in_use() {
-                        return "it has left";
+                        return "it is not registered any more";
                     }
                 }
                 Ok(Ok(None)) => return "it has closed the stream",

@@ -110,6 +110,8 @@ impl Cluster {
                     continue;
                 }
             };
+            let (role, address) = (member.role.as_str(), &member.address);
+            tracing::info!(node = %member.id, role, address, "a node is registered");
             let link = link::Link {
                 node: node.clone(),
                 catalog: catalog.clone(),

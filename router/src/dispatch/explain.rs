@@ -158,7 +158,8 @@ impl Trail {
             self.explain.pulled_from = from;
         }
         self.explain.kv_converted = handed_off.converted.clone();
-        if !handed_off.fallback.is_empty() {
+        // Where nothing had to travel there is no transport.
+        if !handed_off.fallback.is_empty() && !handed_off.transport.is_empty() {
             self.note(format!("KV took gRPC: {}", handed_off.fallback));
         }
     }

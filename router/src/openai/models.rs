@@ -1,7 +1,9 @@
 //! `/v1/models`.
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use baton_types::Error;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
@@ -15,8 +17,9 @@ pub(super) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
 
 pub(super) async fn retrieve(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id.map_err(|problem| Error::invalid("model", problem.body_text()))?;
     Ok(Json(to_json(&*gateway.model(&id)?)))
 }
 

@@ -103,9 +103,10 @@ fn take_top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
     match fields.take::<i64>("top_k")? {
         None | Some(-1) => Ok(None),
         Some(k) => u32::try_from(k).map(Some).map_err(|_| {
+            let most = u32::MAX;
             Error::invalid(
                 "top_k",
-                format!("{k} is out of bounds: -1 or 0 keep all, else 1 or more"),
+                format!("{k} is out of bounds: -1 or 0 keep all, else 1 to {most}"),
             )
         }),
     }

@@ -100,6 +100,36 @@ impl Process {
         sum
     }
 
+    /// Where it takes TCP connections that may come from other machines, as the kernel's table has
+    /// it: address in hexadecimal, port.
+    ///
+    /// # Panics
+    /// Where it does not run.
+    pub fn listens_beyond_loopback(&self) -> Vec<String> {
+        const LISTEN: &str = "0A";
+        let of = |name: &str| format!("/proc/{}/{name}", self.child.id());
+        let files = std::fs::read_dir(of("fd")).expect("the process runs").flatten();
+        let files: Vec<_> = files.flat_map(|file| std::fs::read_link(file.path())).collect();
+        let is_ours = |inode: &str| {
+            let socket = format!("socket:[{inode}]");
+            files.iter().any(|file| file.as_os_str() == socket.as_str())
+        };
+        let mut beyond = Vec::new();
+        for (table, loopback) in
+            [("net/tcp", "0100007F"), ("net/tcp6", "00000000000000000000000001000000")]
+        {
+            let table = std::fs::read_to_string(of(table)).unwrap_or_default();
+            for line in table.lines().skip(1) {
+                let fields: Vec<_> = line.split_whitespace().collect();
+                let (address, state, inode) = (fields[1], fields[3], fields[9]);
+                if state == LISTEN && !address.starts_with(loopback) && is_ours(inode) {
+                    beyond.push(address.to_owned());
+                }
+            }
+        }
+        beyond
+    }
+
     /// # Panics
     /// Where the signal cannot be sent.
     pub fn signal(&self, signal: Signal) {

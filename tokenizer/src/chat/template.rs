@@ -92,7 +92,7 @@ impl ChatTemplate {
         let environment = self
             .environment
             .as_ref()
-            .map_err(|problem| TokenizerError::Template { problem: problem.clone() })?;
+            .map_err(|problem| TokenizerError::UnusableTemplate { problem: problem.clone() })?;
         let extra = serde_json::Value::Object(options.extra.clone());
         let extra_text = extra.to_string();
         let too_large = TokenizerError::TooLarge {

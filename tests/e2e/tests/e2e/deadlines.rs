@@ -140,6 +140,9 @@ async fn whoever_is_gone_is_noticed_in_time() {
     let _alone = alone().await;
     let library = std::env::var("BATON_TEST_UCX_LIBRARY").unwrap_or_default();
     let mut cluster = Cluster::start(&plan(&library)).await;
+    for part in &cluster.parts {
+        assert_eq!(part.process.listens_beyond_loopback(), [""; 0], "{}", part.process.name());
+    }
     for (seed, gone) in [(71, Role::Prefill), (72, Role::Decode)] {
         let killed = lose(&mut cluster, gone, Signal::Kill, seed).await;
         let stopped = lose(&mut cluster, gone, Signal::Stop, seed + 10).await;

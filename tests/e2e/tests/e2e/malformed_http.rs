@@ -126,6 +126,13 @@ fn broken_requests() -> Vec<Bad> {
             "model",
             "SmolLM2-135M-Instruct",
         ),
+        raw(
+            "a model's name that is no text",
+            http::request("GET", "/v1/models/%ff", JSON, b""),
+            400,
+            "model",
+            "UTF-8",
+        ),
     ]
 }
 

@@ -92,6 +92,12 @@ async fn a_configuration_that_is_wrong() {
     let too_much = file(folder.path(), "d.toml", b"max_sequences = 9999999999\nid = \"a b\"\n");
     let ended = run("baton-decode", &["--config", &too_much, "--model=x"]).await;
     assert_says("too much", &ended, &["max_sequences", "65536", "id: \"a b\""]);
+    for nowhere in ["0.0.0.0:7", "[::]:7", "127.0.0.1:0"] {
+        let line = format!("advertise = \"{nowhere}\"\n");
+        let nobody = file(folder.path(), "f.toml", line.as_bytes());
+        let ended = run("baton-decode", &["--config", &nobody, "--model=x"]).await;
+        assert_says("an address of nobody", &ended, &["advertise", nowhere, "reach"]);
+    }
     let too_long = file(folder.path(), "e.toml", b"default_deadline_ms = 86400001\n");
     let ended = run("baton-router", &["--config", &too_long]).await;
     assert_says("too long", &ended, &["default_deadline_ms", "86400000"]);
