@@ -111,13 +111,12 @@ impl GrpcTransport {
             channel.call(request).await
         };
         let answer = match tokio::time::timeout(CONNECT_TIMEOUT, call).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => return Err(unreachable(peer, &Status::from_error(error.into()))),
-            Err(late) => {
-                self.disconnect(peer);
-                return Err(unreachable(peer, &late));
-            }
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(unreachable(peer, &Status::from_error(error.into()))),
+            Err(late) => Err(unreachable(peer, &late)),
         };
+        // A connection that is ending may look ready to the next call as well.
+        let answer = answer.inspect_err(|_| self.disconnect(peer))?;
         if let Some(status) = Status::from_header_map(answer.headers()) {
             return Err(unreachable(peer, &status));
         }
