@@ -32,13 +32,9 @@ pub async fn find(source: &str) -> anyhow::Result<PathBuf> {
 }
 
 fn from_hub(reference: &str) -> anyhow::Result<PathBuf> {
-    let mut parts = reference.splitn(3, '/');
-    let (Some(org), Some(name), true) =
-        (parts.next(), parts.next(), reference.split('/').all(is_name))
-    else {
-        bail!("hf:{reference} is no reference; write hf:org/name or hf:org/name/file.gguf");
-    };
-    let (id, file) = (format!("{org}/{name}"), parts.next());
+    let (id, file) = split(reference).with_context(|| {
+        format!("hf:{reference} is no reference; write hf:org/name or hf:org/name/file.gguf")
+    })?;
     let api: Api = ApiBuilder::from_env().with_progress(true).build()?;
     let repo = api.model(id.clone());
     let unreachable = || {
@@ -58,7 +54,16 @@ fn from_hub(reference: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Of an organisation, a repository, a folder or a file, as the hub has them.
+/// `org/name`, and the file in it that is named behind.
+fn split(reference: &str) -> Option<(String, Option<&str>)> {
+    let mut parts = reference.splitn(3, '/');
+    let (org, name, file) = (parts.next()?, parts.next()?, parts.next());
+    let is_no_path = |file: &str| file.split('/').any(|part| matches!(part, "" | "." | ".."));
+    let is_one = is_name(org) && is_name(name) && !file.is_some_and(is_no_path);
+    is_one.then(|| (format!("{org}/{name}"), file))
+}
+
+/// Of an organisation or a repository, as the hub has them.
 fn is_name(part: &str) -> bool {
     let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     part.chars().any(|c| c.is_ascii_alphanumeric()) && part.chars().all(known)
@@ -111,6 +116,13 @@ mod tests {
         assert_eq!(best_gguf(&files), Some("m-Q4_0.gguf"));
         assert_eq!(best_gguf(&files[..4]), Some("m-Q4_K_M.gguf"));
         assert_eq!(best_gguf(&files[..1]), None);
+    }
+
+    #[test]
+    fn a_file_of_the_hub_may_have_any_name() {
+        let of = |file| ("org/na-me_1.5".to_owned(), file);
+        assert_eq!(split("org/na-me_1.5"), Some(of(None)));
+        assert_eq!(split("org/na-me_1.5/a b/é+(1).gguf"), Some(of(Some("a b/é+(1).gguf"))));
     }
 
     #[tokio::test]

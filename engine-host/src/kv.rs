@@ -76,14 +76,13 @@ impl KvLane {
         let choice = config.kv_transport;
         let memory = FrameMemory::new(FRAMES, FRAME_BYTES).map_err(ServerError::KvLane)?;
         let some = |text: &String| (!text.is_empty()).then(|| text.clone());
-        let inherited = std::env::var_os("UCX_NET_DEVICES");
         let ucx = match choice {
             KvTransport::Grpc => None,
             KvTransport::Auto | KvTransport::Ucx => {
                 let wanted = UcxConfig {
                     library: some(&config.ucx_library),
                     tls: some(&config.ucx_tls),
-                    devices: ucx_devices(config, inherited.is_some()),
+                    devices: some(&config.ucx_devices).or_else(|| loopback_alone(config)),
                     spin: std::time::Duration::from_micros(config.ucx_spin_us),
                 };
                 Some(Ucx::start(wanted, &memory).map_err(ServerError::KvLane)?)
@@ -135,13 +134,10 @@ impl KvLane {
 }
 
 /// UCX listens on every device that it is given, so a node that only its own machine may reach
-/// gives it the loopback alone. `None`: as UCX finds them, or as its own variable says.
-fn ucx_devices(config: &NodeConfig, inherited: bool) -> Option<String> {
-    match config.ucx_devices.as_str() {
-        "" if config.grpc.ip().is_loopback() && !inherited => Some(LOOPBACK.to_owned()),
-        "" => None,
-        devices => Some(devices.to_owned()),
-    }
+/// gives it the loopback alone, unless UCX's own variable says otherwise.
+fn loopback_alone(config: &NodeConfig) -> Option<String> {
+    let says_otherwise = std::env::var_os("UCX_NET_DEVICES").is_some();
+    (config.grpc.ip().is_loopback() && !says_otherwise).then(|| LOOPBACK.to_owned())
 }
 
 /// What `baton status` says of a node.
